@@ -1,0 +1,36 @@
+"""The activities: what a turn does to the world. Each calls the store, a provider or a tool, under the fence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from activities.context import ContextActivities
+from activities.inbox import InboxActivities
+from activities.model import ModelActivities
+from activities.ownership import OwnershipActivities
+from activities.provider import ProviderActivities
+from activities.step import StepActivities
+from activities.tool import ToolActivities
+from fencepost.services import Services
+
+
+def turn_activities(services: Services) -> list[Callable[..., Any]]:
+    """Give the activities of the turn workflow's own queue; those of a workspace's queue are `tool_activities`."""
+    ownership = OwnershipActivities(services)
+    return [
+        InboxActivities(services).admit_start,
+        InboxActivities(services).admit_input,
+        ownership.claim_session,
+        ownership.release_session,
+        ContextActivities(services).prepare_step,
+        ModelActivities(services).resolve_model,
+        ProviderActivities(services).stream_provider,
+        StepActivities(services).settle_step,
+        *tool_activities(services),
+    ]
+
+
+def tool_activities(services: Services) -> list[Callable[..., Any]]:
+    """Give the activities that run where a session's files are."""
+    return [ToolActivities(services).execute_tool]

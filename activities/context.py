@@ -1,0 +1,36 @@
+"""Preparing a step: what the model will see that it has not seen before."""
+
+from __future__ import annotations
+
+from temporalio import activity
+
+from activities.guard import guarded, own_run
+from fencepost.domain import contracts
+from fencepost.domain.contracts import PrepareInput, PrepareResult
+from fencepost.services import Services
+from fencepost.store import event_log, steps
+from fencepost.store.live import Notice
+
+
+class ContextActivities:
+    """Local activities of a step's beginning."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @activity.defn(name=contracts.PREPARE_STEP)
+    @guarded
+    async def prepare_step(self, given: PrepareInput) -> PrepareResult:
+        """Fail interrupted tools and promote input, under the fence."""
+        token, lease = own_run(given.token), self._services.lease
+        prepared = await self._services.database.transact(
+            lambda conn: steps.prepare(conn, token, given.step, queued=given.queued, lease=lease)
+        )
+        if prepared.promoted or prepared.continued:
+            async with self._services.database.read() as conn:
+                self._services.announcer.send(token.session_id, Notice(await event_log.latest(conn, token.session_id)))
+        return PrepareResult(
+            assistant_message_id=prepared.assistant_message_id,
+            promoted=prepared.promoted,
+            continued=prepared.continued,
+        )

@@ -1,0 +1,170 @@
+"""The frame of every activity: domain errors become failures with stable types, and long work beats and renews.
+
+A long activity holds its session only while it can prove it: it beats towards Temporal every second while its last
+renewal in the database is fresh, and stops at once, writing nothing, when the database says that it lost ownership.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import structlog
+from sqlalchemy.ext.asyncio import AsyncConnection
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from fencepost.domain.contracts import WORKER_SHUTDOWN
+from fencepost.domain.errors import FencepostError, OwnershipLostError, UnavailableError
+from fencepost.domain.ownership import Token
+from fencepost.services import Services
+from fencepost.store import ownership
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+BEAT_SECONDS = 1.0
+TRUSTED_SECONDS = 20.0
+
+_log = structlog.get_logger("fencepost.activities")
+
+
+def guarded(
+    function: Callable[Parameters, Awaitable[Result]],
+) -> Callable[Parameters, Awaitable[Result]]:
+    """Turn domain errors into ApplicationError, with the error's code as its type. Put it under `activity.defn`."""
+
+    @wraps(function)
+    async def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return await function(*args, **kwargs)
+        except FencepostError as error:
+            raise ApplicationError(error.message, type=error.code, non_retryable=not error.retryable) from error
+
+    return call
+
+
+async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run the work to its end even when cancelled meanwhile, then pass the cancellation on.
+
+    For a transaction whose outcome the canceller's clean-up has to know.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()
+        raise
+
+
+def own_run(token: Token) -> Token:
+    """Give the token, if this activity's run is its owner.
+
+    After a reset the history of the old run is replayed under the new run's id, and hands out the old run's token.
+    Raises OwnershipLostError then.
+    """
+    run_id = activity.info().workflow_run_id
+    if token.owner_id != run_id:
+        raise OwnershipLostError(f"run {run_id} holds a token of run {token.owner_id}: it has to claim again")
+    return token
+
+
+class Keeper:
+    """Beats and renews beside a long activity, and knows why it is being stopped."""
+
+    def __init__(self, services: Services, token: Token) -> None:
+        self._services = services
+        self._token = token
+        self._body = asyncio.current_task()
+        self._renewed = asyncio.get_running_loop().time()
+        self.lost = False
+
+    @property
+    def trusted(self) -> bool:
+        """Say whether ownership can be believed in without asking: it was renewed lately, by this process's clock."""
+        return not self.lost and asyncio.get_running_loop().time() - self._renewed < TRUSTED_SECONDS
+
+    def renewed(self) -> None:
+        """Note that the lease was just renewed or proved in a transaction."""
+        self._renewed = asyncio.get_running_loop().time()
+
+    async def beat(self) -> None:
+        """Beat until cancelled. Silence is the signal: a worker that cannot renew is taken for lost, as it should."""
+        while True:
+            if self.trusted:
+                activity.heartbeat()
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def renew(self) -> None:
+        """Renew until cancelled, or until ownership is lost, which stops the activity's body."""
+        while True:
+            await asyncio.sleep(self._services.settings.limits.renew_seconds)
+            try:
+                await self._services.database.transact(self._renew_once)
+                self.renewed()
+            except UnavailableError as error:
+                _log.warning("lease not renewed", session=self._token.session_id, error=error.message)
+            except OwnershipLostError:
+                self.lost = True
+                assert self._body is not None
+                self._body.cancel()
+                return
+
+    async def _renew_once(self, conn: AsyncConnection) -> None:
+        held = await ownership.hold(conn, self._token)
+        await ownership.renew(conn, held, self._services.lease)
+
+
+@asynccontextmanager
+async def kept(services: Services, token: Token) -> AsyncIterator[Keeper]:
+    """Keep a long activity's claim for as long as its body runs, from the first line on.
+
+    A worker's shutdown cancels the body, as does a lost claim and a cancellation by the workflow; which it was comes
+    out as the failure: WorkerShutdown, OwnershipLostError, or the cancellation itself.
+    """
+    keeper = Keeper(services, token)
+    body = asyncio.current_task()
+    assert body is not None
+    draining = False
+
+    async def drain() -> None:
+        nonlocal draining
+        await activity.wait_for_worker_shutdown()
+        draining = True
+        body.cancel()
+
+    tasks = [asyncio.create_task(work) for work in (keeper.beat(), keeper.renew(), drain())]
+    try:
+        yield keeper
+    except asyncio.CancelledError:
+        if keeper.lost or _gone():
+            raise OwnershipLostError(f"execution {token.execution_id} lost session {token.session_id}") from None
+        if draining and not _cancel_requested():
+            raise ApplicationError("the worker shuts down", type=WORKER_SHUTDOWN) from None
+        raise
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def _details() -> Any:
+    return activity.cancellation_details()
+
+
+def _gone() -> bool:
+    """Temporal knows this activity no more: it timed out, or its run was reset, terminated or closed."""
+    details = _details()
+    return details is not None and bool(details.not_found or details.timed_out or details.reset)
+
+
+def _cancel_requested() -> bool:
+    details = _details()
+    return details is not None and bool(details.cancel_requested)

@@ -1,0 +1,96 @@
+"""Claiming a session for this run, and releasing it."""
+
+from __future__ import annotations
+
+from temporalio import activity
+from temporalio.api.enums.v1 import WorkflowExecutionStatus
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from activities.guard import guarded, own_run
+from fencepost.domain import contracts
+from fencepost.domain.contracts import ClaimInput, ClaimResult, ReleaseInput, ReleaseResult
+from fencepost.domain.errors import ClaimRefusedError
+from fencepost.domain.ids import derived_id
+from fencepost.domain.ownership import OwnerRun, Token
+from fencepost.services import Services
+from fencepost.store import claims, ownership
+from fencepost.store.claims import AskAgainError, Claimed, Seen, Wanted
+
+_LOOKS = 5
+
+
+async def state_of_run(client: Client, session_id: str, run_id: str) -> OwnerRun:
+    """Ask Temporal how the run that owns a session is doing."""
+    try:
+        described = await client.get_workflow_handle(session_id, run_id=run_id).describe()
+    except RPCError as error:
+        return "not-found" if error.status == RPCStatusCode.NOT_FOUND else "unreachable"
+    raw = described.raw_description
+    if raw.workflow_extended_info.reset_run_id:
+        return "reset"
+    match raw.workflow_execution_info.status:
+        case WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING:
+            return "open"
+        case WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED:
+            return "terminated"
+        case WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_CANCELED:
+            return "cancelled"
+        case _:
+            return "closed"
+
+
+class OwnershipActivities:
+    """Local activities of ownership."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @activity.defn(name=contracts.CLAIM_SESSION)
+    @guarded
+    async def claim_session(self, given: ClaimInput) -> ClaimResult:
+        """Claim the session for this run, taking over where the protocol allows it."""
+        services, limits = self._services, self._services.settings.limits
+        run_id = activity.info().workflow_run_id or ""
+        token = Token(
+            session_id=given.session_id,
+            execution_id=derived_id("exe", given.session_id, run_id, given.ordinal),
+            owner_id=run_id,
+        )
+        wanted = Wanted(token, force=given.force, reason=given.reason, max_continuations=limits.max_continuations)
+        claimed = await self._claim(wanted)
+        settings = contracts.Settings(
+            heartbeat_timeout=limits.heartbeat_timeout_seconds,
+            provider_timeout=limits.provider_timeout_seconds,
+            tool_timeout=limits.tool_timeout_seconds,
+            max_provider_attempts=limits.max_provider_attempts,
+            search_attributes=services.search_attributes,
+        )
+        return ClaimResult(token=token if claimed.held else None, exhausted=claimed.exhausted, settings=settings)
+
+    async def _claim(self, wanted: Wanted) -> Claimed:
+        """Ask Temporal about another owner, outside any transaction, then claim if it is still that one."""
+        services, session_id = self._services, wanted.token.session_id
+        for _ in range(_LOOKS):
+            async with services.database.read() as conn:
+                owner = await ownership.owner_of(conn, session_id)
+            seen = None
+            if owner is not None and owner.owner_id != wanted.token.owner_id:
+                seen = Seen(owner, await state_of_run(services.temporal, session_id, owner.owner_id))
+            try:
+                return await services.database.transact(
+                    lambda conn, seen=seen: claims.claim(conn, wanted, seen, services.lease)  # type: ignore[misc]
+                )
+            except AskAgainError:
+                continue
+        raise ClaimRefusedError(f"session {session_id} changes hands too fast to be claimed")
+
+    @activity.defn(name=contracts.RELEASE_SESSION)
+    @guarded
+    async def release_session(self, given: ReleaseInput) -> ReleaseResult:
+        """Give the session back if there is nothing to run."""
+        token = own_run(given.token)
+        state = await self._services.database.transact(
+            lambda conn: claims.release(conn, token, interrupted=given.interrupted)
+        )
+        return ReleaseResult(state=state)

@@ -1,0 +1,65 @@
+"""Settling a step: exactly one terminal event, whatever happened."""
+
+from __future__ import annotations
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+from temporalio import activity
+
+from activities.guard import guarded, own_run
+from activities.model import chosen
+from fencepost.domain import contracts
+from fencepost.domain.contracts import SettleInput, SettleResult
+from fencepost.domain.events import StepEnded, StepFailed, StepStarted
+from fencepost.domain.messages import MessageError
+from fencepost.domain.projection import UNSETTLED
+from fencepost.services import Services
+from fencepost.store import event_log, sessions, steps
+from fencepost.store.live import Notice
+from fencepost.store.steps import Interruption, Settlement
+
+
+class StepActivities:
+    """Local activities of a step's end."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @activity.defn(name=contracts.SETTLE_STEP)
+    @guarded
+    async def settle_step(self, given: SettleInput) -> SettleResult:
+        """Settle the step under the fence; a failure that may pass also records how the turn goes on."""
+        token, lease = own_run(given.token), self._services.lease
+
+        async def work(conn: AsyncConnection) -> bool:
+            settlement = await self._settlement(conn, given)
+            return await steps.settle(conn, token, given.step, settlement, lease)
+
+        continued = await self._services.database.transact(work)
+        async with self._services.database.read() as conn:
+            self._services.announcer.send(token.session_id, Notice(await event_log.latest(conn, token.session_id)))
+        return SettleResult(continued=continued)
+
+    async def _settlement(self, conn: AsyncConnection, given: SettleInput) -> Settlement:
+        session_id = given.token.session_id
+        if given.interrupt is not None:
+            stop = given.interrupt
+            return Settlement(Interruption(given.interrupt_reason, stop.id, stop.reason, stop.after))
+        assert given.assistant_message_id is not None, "a step that did not begin can only be interrupted"
+        message_id = given.assistant_message_id
+        if given.plan is not None:
+            agent, model = given.plan.agent, given.plan.model
+        else:
+            agent, model = chosen(self._services.settings, await sessions.get(conn, session_id))
+        about = {"timestamp": 0, "session_id": session_id, "assistant_message_id": message_id}
+        start = StepStarted(**about, agent=agent, model=model)
+        result = given.result
+        if result is not None and result.ok:
+            ended = StepEnded(**about, finish=result.finish or "unknown", cost=result.cost, tokens=result.tokens)
+            return Settlement(ended, start)
+        reason = given.error or (result.error if result is not None else None) or UNSETTLED
+        passing = result is not None and result.transient and result.output
+        return Settlement(
+            StepFailed(**about, error=MessageError(message=reason)),
+            start,
+            max_continuations=self._services.settings.limits.max_continuations if passing else None,
+        )

@@ -1,0 +1,92 @@
+"""One tool call: fenced start, the effect, fenced settlement."""
+
+from __future__ import annotations
+
+from temporalio import activity
+
+from activities.guard import guarded, kept, own_run
+from fencepost.domain import contracts
+from fencepost.domain.contracts import ToolInput, ToolOutcome
+from fencepost.domain.events import ToolFailed, ToolProviderInfo, ToolSuccess
+from fencepost.domain.messages import MessageError
+from fencepost.domain.tools import Invocation, ToolFailure, ToolOutput
+from fencepost.services import Services
+from fencepost.store import event_log, tool_calls
+from fencepost.store.live import Notice
+from fencepost.store.tool_calls import PlannedCall
+from fencepost.tools.registry import ToolContext
+
+
+class ToolActivities:
+    """The activity that executes local tools. It has one attempt, and no second one ever."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+
+    @activity.defn(name=contracts.EXECUTE_TOOL)
+    @guarded
+    async def execute_tool(self, given: ToolInput) -> ToolOutcome:
+        """Start the call, execute it and settle it. A call that was started before is never executed again."""
+        services = self._services
+        token = own_run(given.token)
+        async with kept(services, token) as keeper:
+            planned = await services.database.transact(
+                lambda conn: tool_calls.start(conn, token, given.assistant_message_id, given.call_id, services.lease)
+            )
+            keeper.renewed()
+            try:
+                outcome = self._success(given, await self._execute(given, planned))
+            except ToolFailure as failure:
+                outcome = self._failure(given, failure.message)
+            except Exception as error:
+                # A fault of the tool itself. The model sees it, and the turn goes on.
+                outcome = self._failure(given, f"Tool execution failed: {str(error) or type(error).__name__}")
+            await services.database.transact(
+                lambda conn: tool_calls.settle(
+                    conn, token, given.assistant_message_id, given.call_id, outcome, services.lease
+                )
+            )
+            async with services.database.read() as conn:
+                services.announcer.send(token.session_id, Notice(await event_log.latest(conn, token.session_id)))
+            return ToolOutcome(ok=isinstance(outcome, ToolSuccess))
+
+    async def _execute(self, given: ToolInput, planned: PlannedCall) -> ToolOutput:
+        services = self._services
+        agent = services.settings.agents.get(planned.agent)
+        if planned.name not in given.plan.tools:
+            raise ToolFailure(f"Unknown tool: {planned.name}")
+        context = ToolContext(
+            Invocation(
+                session_id=given.token.session_id,
+                agent=planned.agent,
+                assistant_message_id=given.assistant_message_id,
+                tool_call_id=given.call_id,
+                directory=planned.directory,
+                effect_key=planned.effect_key,
+            ),
+            services.rules(agent),
+            services.runner,
+        )
+        return await services.registry.execute(planned.name, planned.input, context)
+
+    def _success(self, given: ToolInput, output: ToolOutput) -> ToolSuccess | ToolFailed:
+        return ToolSuccess(
+            timestamp=0,
+            session_id=given.token.session_id,
+            assistant_message_id=given.assistant_message_id,
+            call_id=given.call_id,
+            structured=output.structured,
+            content=output.content,
+            output_paths=output.output_paths or None,
+            provider=ToolProviderInfo(executed=False),
+        )
+
+    def _failure(self, given: ToolInput, message: str) -> ToolFailed:
+        return ToolFailed(
+            timestamp=0,
+            session_id=given.token.session_id,
+            assistant_message_id=given.assistant_message_id,
+            call_id=given.call_id,
+            error=MessageError(message=message),
+            provider=ToolProviderInfo(executed=False),
+        )

@@ -1,0 +1,147 @@
+"""Every error that fencepost raises on purpose. `code` is stable and travels as the type of Temporal failures.
+
+FencepostError
++-- ConfigurationError          a setting is wrong: names the file, the key and the allowed values
++-- UnavailableError            a service (PostgreSQL, Temporal) cannot be reached, or answers with a fault
++-- SchemaVersionError          the database is at another migration than this program
++-- InvalidInputError           a client's request cannot be understood
++-- NotFoundError               no such session
++-- MessageNotFoundError        no such message in this session
++-- PromptConflictError         an input id is used again with other content
++-- DirectoryError              a session's working directory is not usable
++-- OwnershipLostError          the token does not hold (any more): write nothing, go away
++-- ClaimRefusedError           another run owns the session
++-- EventConflictError          an event id is used again with other content, or in another aggregate
++-- InvalidDurableEventError    an event of the log is unknown or does not fit
++-- LifecycleConflictError      an invariant of the inbox is broken
++-- SessionAlreadyProjectedError  two creations of one session raced
++-- MessageDecodeError          a stored message cannot be read
++-- ModelNotSelectedError, ModelUnavailableError, AgentNotFoundError   nothing to run the step with
++-- ProviderError               one provider request failed; says whether it may be repeated
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, TypeAlias
+
+
+class FencepostError(Exception):
+    """Root of the tree. `message` is one line that says what is wrong and what to do."""
+
+    code: ClassVar[str] = "FencepostError"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class ConfigurationError(FencepostError):
+    code = "ConfigurationError"
+
+
+class UnavailableError(FencepostError):
+    code = "UnavailableError"
+    retryable = True
+
+
+class SchemaVersionError(FencepostError):
+    code = "SchemaVersionError"
+
+
+class InvalidInputError(FencepostError):
+    code = "InvalidInputError"
+
+
+class NotFoundError(FencepostError):
+    code = "Session.NotFoundError"
+
+
+class MessageNotFoundError(FencepostError):
+    code = "Session.MessageNotFoundError"
+
+
+class PromptConflictError(FencepostError):
+    code = "Session.PromptConflictError"
+
+
+class DirectoryError(FencepostError):
+    code = "DirectoryError"
+
+
+class OwnershipLostError(FencepostError):
+    code = "OwnershipLostError"
+
+
+class ClaimRefusedError(FencepostError):
+    code = "ClaimRefusedError"
+
+
+class EventConflictError(FencepostError):
+    code = "EventConflictError"
+
+
+class InvalidDurableEventError(FencepostError):
+    code = "EventV2.InvalidDurableEvent"
+
+
+class LifecycleConflictError(FencepostError):
+    code = "SessionInput.LifecycleConflict"
+
+
+class SessionAlreadyProjectedError(FencepostError):
+    code = "SessionAlreadyProjected"
+
+
+class MessageDecodeError(FencepostError):
+    code = "Session.MessageDecodeError"
+
+
+class ModelNotSelectedError(FencepostError):
+    code = "SessionRunnerModel.ModelNotSelectedError"
+
+
+class ModelUnavailableError(FencepostError):
+    code = "SessionRunnerModel.ModelUnavailableError"
+
+
+class AgentNotFoundError(FencepostError):
+    code = "AgentNotFoundError"
+
+
+ProviderReason: TypeAlias = Literal[
+    "InvalidRequest",
+    "NoRoute",
+    "Authentication",
+    "RateLimit",
+    "QuotaExceeded",
+    "ContentPolicy",
+    "ProviderInternal",
+    "Transport",
+    "InvalidProviderOutput",
+    "UnknownProvider",
+]
+
+
+class ProviderError(FencepostError):
+    """One provider request failed. `transient` says that the cause may pass by itself; `retry_after` is in seconds,
+    None when the provider named no time. The message never holds a key."""
+
+    code = "LLM.Error"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: ProviderReason,
+        transient: bool,
+        status: int | None = None,
+        retry_after: float | None = None,
+        classification: Literal["context-overflow"] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason: ProviderReason = reason
+        self.transient = transient
+        self.status = status
+        self.retry_after = retry_after
+        self.classification = classification

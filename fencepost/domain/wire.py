@@ -1,0 +1,23 @@
+"""Base of every model that is stored or sent: frozen, with the wire's spelling of names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+def wire_name(name: str) -> str:
+    """Give a field's name on the wire: `assistant_message_id` is `assistantMessageID`, `old_string` is `oldString`."""
+    head, *rest = name.split("_")
+    return head + "".join("ID" if part == "id" else part.capitalize() for part in rest)
+
+
+class WireModel(BaseModel):
+    """A frozen value with camelCase names on the wire; unknown keys are kept out, absent optionals are not written."""
+
+    model_config = ConfigDict(frozen=True, alias_generator=wire_name, populate_by_name=True, extra="ignore")
+
+    def to_wire(self) -> dict[str, Any]:
+        """Give the JSON object as stored: wire names, without keys whose value is None."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)

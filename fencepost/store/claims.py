@@ -1,0 +1,238 @@
+"""Claiming a session, taking it over with one reconciliation, and releasing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sqlalchemy import delete, insert, select, text, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from fencepost.domain import events
+from fencepost.domain.errors import ClaimRefusedError, OwnershipLostError
+from fencepost.domain.events import StepInterrupted
+from fencepost.domain.ids import derived_id
+from fencepost.domain.ownership import OwnerRun, TakeoverReason, Token, continues, may_take_over, takeover_reason
+from fencepost.store import event_log, inbox, ledger, leftovers, ownership, tables
+from fencepost.store.event_log import Entry, Head
+from fencepost.store.ownership import Held, Lease, Owner
+from fencepost.store.steps import record_continuation
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A claim by a run. `force` claims although nothing waits; `reason` is why a run takes over from itself."""
+
+    token: Token
+    force: bool = False
+    reason: TakeoverReason = "lost"
+    max_continuations: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was asked of Temporal before the transaction: about which owner, and the answer."""
+
+    owner: Owner
+    run: OwnerRun
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """`held` is false when there was nothing to run. `exhausted` says that a turn was given up after too many
+    continuations."""
+
+    held: bool
+    exhausted: bool = False
+
+
+class AskAgainError(Exception):
+    """The owner is another one than the one that was asked about: look again."""
+
+
+async def claim(conn: AsyncConnection, wanted: Wanted, seen: Seen | None, lease: Lease) -> Claimed:
+    """Claim the session for the wanted token, taking over where the protocol allows it.
+
+    Raises ClaimRefusedError while another run owns it, OwnershipLostError when this very claim was superseded, and
+    AskAgainError when what was asked of Temporal is out of date.
+    """
+    token = wanted.token
+    execution = tables.session_execution
+    locked = select(execution).where(execution.c.session_id == token.session_id).with_for_update()
+    row = (await conn.execute(locked)).first()
+    head = await event_log.lock(conn, token.session_id)
+    own = await ledger.find(conn, token.execution_id)
+    if row is None:
+        return await _claim_free(conn, wanted, head, own, lease)
+    if (row.id, row.owner_id) == (token.execution_id, token.owner_id):
+        await ownership.renew(conn, Held(token, head, row.assistant_message_id, row.phase, row.expires_at), lease)
+        return Claimed(held=True)
+    if own is not None:
+        raise OwnershipLostError(f"execution {token.execution_id} was superseded by {row.id}")
+    reason = wanted.reason
+    if row.owner_id != token.owner_id:
+        if seen is None or (seen.owner.execution_id, seen.owner.owner_id) != (row.id, row.owner_id):
+            raise AskAgainError
+        if not may_take_over(seen.run, lease_expired=row.expires_at <= head.now):
+            raise ClaimRefusedError(
+                f"session {token.session_id} is owned by run {row.owner_id} ({seen.run}): this run leaves it alone"
+            )
+        reason = takeover_reason(seen.run)
+    old = Token(session_id=token.session_id, execution_id=row.id, owner_id=row.owner_id)
+    outcome = await reconcile(
+        conn, Held(old, head, row.assistant_message_id, row.phase, row.expires_at), reason, wanted.max_continuations
+    )
+    if not wanted.force and not await inbox.has_pending(conn, token.session_id):
+        await conn.execute(delete(execution).where(execution.c.session_id == token.session_id))
+        return Claimed(held=False, exhausted=outcome.exhausted)
+    await conn.execute(
+        update(execution)
+        .where(execution.c.session_id == token.session_id)
+        .values(**_fresh(token, head, lease), recovery_error=None)
+    )
+    await ledger.open_ledger(conn, token, outcome.continuations, head.now)
+    return Claimed(held=True, exhausted=outcome.exhausted)
+
+
+def _fresh(token: Token, head: Head, lease: Lease) -> dict[str, object]:
+    return {
+        "id": token.execution_id,
+        "owner_id": token.owner_id,
+        "assistant_message_id": None,
+        "phase": "ready",
+        "time_created": head.now,
+        "expires_at": head.now + lease.length,
+    }
+
+
+async def _claim_free(
+    conn: AsyncConnection, wanted: Wanted, head: Head, own: ledger.Ledger | None, lease: Lease
+) -> Claimed:
+    token = wanted.token
+    if own is not None:
+        if own.stage == "released":
+            return Claimed(held=False)
+        raise OwnershipLostError(f"the claim of execution {token.execution_id} was taken away")
+    # Looked for again: a claim inserted while this one waited for the log's lock was not there to be locked before.
+    if await ownership.owner_of(conn, token.session_id) is not None:
+        raise AskAgainError
+    if not wanted.force and not await inbox.has_pending(conn, token.session_id):
+        return Claimed(held=False)
+    await conn.execute(
+        insert(tables.session_execution).values(session_id=token.session_id, **_fresh(token, head, lease))
+    )
+    await ledger.open_ledger(conn, token, 0, head.now)
+    return Claimed(held=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciled:
+    """How many continuations this turn has had, and whether another one was due but refused."""
+
+    continuations: int
+    exhausted: bool
+
+
+async def reconcile(conn: AsyncConnection, held: Held, reason: TakeoverReason, max_continuations: int) -> Reconciled:
+    """Settle what an ended execution left, under its row's lock, in the transaction that replaces or deletes the row.
+
+    Closes its open parts, fails its open tools, records one interruption of its open step, and at most one
+    continuation: if promoted input is unanswered and the last interruption was not the user's.
+    """
+    old, head = held.token, held.head
+    done = await ledger.find(conn, old.execution_id)
+    stage = done.stage if done is not None else "claimed"
+    step_open = stage == "requested"
+    answer_owed = stage != "claimed" and await _unanswered(conn, held, step_open=step_open)
+    made: list[events.DurableEvent] = []
+    if step_open and held.assistant_message_id is not None:
+        message = await leftovers.newest_assistant(conn, old.session_id)
+        if message is not None and message.id == held.assistant_message_id:
+            made += await leftovers.close_open_parts(conn, head, message.id, message.data)
+    if step_open or (answer_owed and stage != "settled"):
+        made.append(
+            StepInterrupted(
+                timestamp=head.now,
+                session_id=old.session_id,
+                assistant_message_id=held.assistant_message_id if step_open else None,
+                execution_id=old.execution_id,
+                reason=reason,
+            )
+        )
+    entries = [Entry(derived_id("evt", old.execution_id, "reconciled", n), event) for n, event in enumerate(made)]
+    await event_log.append(conn, head, entries)
+    if not continues(reason):
+        await inbox.clear_wakes(conn, old.session_id, head.seq)
+    await _close_books(conn, old)
+    if done is not None:
+        await ledger.move(conn, done, done.step, "released", head.now, results=done.results)
+    had = done.continuations if done is not None else 0
+    if done is not None and done.results.get("continued"):
+        return Reconciled(had + 1, exhausted=False)  # its settlement recorded the continuation already
+    due = answer_owed and continues(reason)
+    if due and had < max_continuations:
+        await record_continuation(conn, old.session_id, old.execution_id, held.assistant_message_id, head.now)
+        return Reconciled(had + 1, exhausted=False)
+    return Reconciled(had, exhausted=due)
+
+
+async def _unanswered(conn: AsyncConnection, held: Held, *, step_open: bool) -> bool:
+    """Say whether the model still owes an answer, and nobody stopped it on purpose."""
+    if step_open:
+        return True
+    if held.phase == "unknown":
+        return continues(await _last_interruption(conn, held.token))
+    newest = await leftovers.newest(conn, held.token.session_id, ("user", "synthetic", "assistant"))
+    if newest is None:
+        return False
+    if newest.type != "assistant":
+        return True
+    local = [p for p in newest.data["content"] if p["type"] == "tool" and not (p.get("provider") or {}).get("executed")]
+    return bool(local) and newest.data.get("finish") != "error"
+
+
+async def _last_interruption(conn: AsyncConnection, token: Token) -> str:
+    log = tables.event
+    found = await conn.execute(
+        select(log.c.data["reason"].astext)
+        .where(log.c.aggregate_id == token.session_id, log.c.type == StepInterrupted.stored_type())
+        .order_by(log.c.seq.desc())
+        .limit(1)
+    )
+    return str(found.scalar_one_or_none() or "lost")
+
+
+async def _close_books(conn: AsyncConnection, old: Token) -> None:
+    calls, live = tables.tool_call, tables.live_part
+    await conn.execute(
+        update(calls).where(calls.c.session_id == old.session_id, text("status <> 'settled'")).values(status="settled")
+    )
+    await conn.execute(delete(live).where(live.c.session_id == old.session_id))
+
+
+Released: TypeAlias = Literal["done", "more", "lost"]
+
+
+async def release(conn: AsyncConnection, token: Token, *, interrupted: bool) -> Released:
+    """Give the session back if its inbox has nothing to run, else keep it and say `more`.
+
+    After an interrupt only input that still asks for execution counts. Asked again after the release, it answers from
+    the inbox as it is now: `done`, or `lost` when there is work that needs a new claim.
+    """
+    execution = tables.session_execution
+    locked = select(execution).where(execution.c.session_id == token.session_id).with_for_update()
+    row = (await conn.execute(locked)).first()
+    head = await event_log.lock(conn, token.session_id)
+    done = await ledger.require(conn, token)
+    pending = await inbox.has_pending(conn, token.session_id, waking_only=interrupted)
+    if row is None or (row.id, row.owner_id) != (token.execution_id, token.owner_id):
+        if row is None and done.stage == "released":
+            return "lost" if pending else "done"
+        raise OwnershipLostError(f"execution {token.execution_id} does not own session {token.session_id} any more")
+    if done.stage == "requested":
+        raise OwnershipLostError(f"step {done.step} of execution {token.execution_id} is still open")
+    if pending:
+        return "more"
+    await conn.execute(delete(execution).where(execution.c.session_id == token.session_id))
+    await ledger.move(conn, done, done.step, "released", head.now, results=done.results)
+    return "done"

@@ -1,0 +1,115 @@
+"""Connections and transactions. The only module that opens a transaction, and where the driver's errors end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from sqlalchemy import text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from fencepost.domain.errors import ConfigurationError, UnavailableError
+
+Result = TypeVar("Result")
+
+# Deadlock and serialization failure: the database asks for the whole transaction to be tried again.
+_AGAIN = frozenset({"40P01", "40001"})
+# Classes of SQLSTATE that say "not now": connection, resources, operator intervention, not yet accepting.
+_AWAY = ("08", "53", "57")
+_TRIES = 5
+
+
+def database_url(text: str) -> URL:
+    """Read a PostgreSQL address and choose the driver. Raises ConfigurationError in one line."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        raise ConfigurationError(
+            "the database address cannot be read: write postgresql://user:password@host:5432/name"
+        ) from None
+    if url.get_backend_name() not in ("postgresql", "postgres"):
+        raise ConfigurationError(
+            f"the database must be PostgreSQL, not {url.get_backend_name()}: write postgresql://user@host:5432/name"
+        )
+    return url.set(drivername="postgresql+asyncpg")
+
+
+def sqlstate(error: DBAPIError) -> str:
+    """Give the five-character SQLSTATE of a driver error, empty when it has none."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
+
+
+def unavailable(url: URL, error: BaseException) -> UnavailableError:
+    """Put a lost or refused connection into one line, without the password."""
+    cause = getattr(error, "orig", error)
+    reason = (str(cause).splitlines() or [""])[0] or type(cause).__name__
+    where = f"{url.host or 'local socket'}:{url.port or 5432}/{url.database or ''}"
+    return UnavailableError(
+        f"PostgreSQL at {where} cannot be used ({reason[:200]}): "
+        "check that it runs and that FENCEPOST_DATABASE_URL is right"
+    )
+
+
+class Database:
+    """One pool of connections. `transact` is the only way to write."""
+
+    def __init__(self, address: str, *, pool_size: int = 20) -> None:
+        self.url = database_url(address)
+        self.engine: AsyncEngine = create_async_engine(
+            self.url,
+            pool_size=pool_size,
+            max_overflow=0,
+            pool_timeout=10,
+            pool_pre_ping=False,
+            connect_args={"timeout": 5, "command_timeout": 30, "server_settings": {"application_name": "fencepost"}},
+        )
+
+    async def close(self) -> None:
+        """Close the pool; connections in use are closed when they come back."""
+        await self.engine.dispose()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """Give a connection for reading. Raises UnavailableError when the database is away."""
+        try:
+            async with self.engine.connect() as conn:
+                yield conn
+        except (DBAPIError, PoolTimeoutError, OSError, TimeoutError) as error:
+            raise self._translated(error) from error
+
+    async def transact(self, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
+        """Run the work in one transaction, again when the database asks for it (deadlock, serialization).
+
+        The work may run several times, so it must keep its effects inside the transaction. Raises UnavailableError
+        when the database is away; whether a commit that was cut off happened is then unknown to the caller.
+        """
+        for attempt in range(_TRIES):
+            try:
+                async with self.engine.begin() as conn:
+                    return await work(conn)
+            except DBAPIError as error:
+                if sqlstate(error) in _AGAIN and attempt + 1 < _TRIES:
+                    await asyncio.sleep(0.01 * 2**attempt)
+                    continue
+                raise self._translated(error) from error
+            except (PoolTimeoutError, OSError, TimeoutError) as error:
+                raise self._translated(error) from error
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    async def ping(self) -> None:
+        """Ask for a trivial answer. Raises UnavailableError."""
+        async with self.read() as conn:
+            await conn.execute(text("SELECT 1"))
+
+    def _translated(self, error: BaseException) -> BaseException:
+        if isinstance(error, DBAPIError):
+            state = sqlstate(error)
+            away = error.connection_invalidated or state.startswith(_AWAY) or state in ("3D000", "28P01", "28000")
+            if not away and not (isinstance(error, OperationalError | InterfaceError) and not state):
+                return error
+        return unavailable(self.url, error)

@@ -1,0 +1,139 @@
+"""The durable event log: one contiguous sequence per session, appended and projected in one transaction.
+
+The door for running work is `fencepost.store.ownership`; what is here knows sequences, not owners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import insert, select, text, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from fencepost.domain.clean import clean
+from fencepost.domain.errors import EventConflictError, NotFoundError
+from fencepost.domain.events import DurableEvent, decode_event
+from fencepost.store import tables
+from fencepost.store.projector import project
+
+# The database's clock, in milliseconds, at the time of the statement: `now()` would be the transaction's start.
+CLOCK = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
+
+
+@dataclass(slots=True)
+class Head:
+    """The locked end of one session's log: the last sequence, and the database's time when the lock was got."""
+
+    session_id: str
+    seq: int
+    now: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An event to append, with the id that is derived from what it stands for."""
+
+    id: str
+    event: DurableEvent
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """An event as the log holds it; `type` is the stored type with its version."""
+
+    id: str
+    session_id: str
+    seq: int
+    type: str
+    data: dict[str, Any]
+
+    def decode(self) -> DurableEvent:
+        """Give the event itself. Raises InvalidDurableEventError."""
+        return decode_event(self.type, self.data)
+
+
+async def lock(conn: AsyncConnection, session_id: str) -> Head:
+    """Lock the end of a session's log until the transaction ends. Raises NotFoundError for an unknown session."""
+    statement = text(f"SELECT seq, {CLOCK} AS now FROM event_sequence WHERE aggregate_id = :id FOR UPDATE")
+    row = (await conn.execute(statement, {"id": session_id})).first()
+    if row is None:
+        raise NotFoundError(f"no session {session_id}: create it first, or check the id")
+    return Head(session_id, row.seq, row.now)
+
+
+async def begin(conn: AsyncConnection, session_id: str) -> Head:
+    """Make the log of a new session and lock its end; of an existing one, just lock it. Its sequence starts at -1."""
+    values = {"aggregate_id": session_id, "seq": -1}
+    await conn.execute(upsert(tables.event_sequence).values(**values).on_conflict_do_nothing())
+    return await lock(conn, session_id)
+
+
+async def append(conn: AsyncConnection, head: Head, entries: Sequence[Entry]) -> list[int]:
+    """Append and project the events after the locked head, and move it. Gives each event's sequence.
+
+    An event whose id is in the log already, with the same content, is a no-op that gives the old sequence; times are
+    not compared. Raises EventConflictError when the content or the session differs; the caller's transaction is then
+    to be rolled back, as after any error of a projector.
+    """
+    known = await _known(conn, [entry.id for entry in entries])
+    seqs: list[int] = []
+    rows: list[dict[str, Any]] = []
+    for entry in entries:
+        data = clean(entry.event.to_wire())
+        old = known.get(entry.id)
+        if old is not None:
+            seqs.append(_same(head, entry, data, old))
+            continue
+        head.seq += 1
+        # What is projected is what a rebuild from the log would project: the cleaned event.
+        stored = StoredEvent(entry.id, head.session_id, head.seq, entry.event.stored_type(), data)
+        await project(conn, stored.decode(), head.seq)
+        rows.append(
+            {"id": stored.id, "aggregate_id": stored.session_id, "seq": stored.seq, "type": stored.type, "data": data}
+        )
+        known[entry.id] = stored
+        seqs.append(head.seq)
+    if rows:
+        sequence = tables.event_sequence
+        moved = update(sequence).where(sequence.c.aggregate_id == head.session_id).values(seq=head.seq)
+        await conn.execute(moved)
+        await conn.execute(insert(tables.event), rows)
+    return seqs
+
+
+async def _known(conn: AsyncConnection, ids: Sequence[str]) -> dict[str, StoredEvent]:
+    events = tables.event
+    rows = await conn.execute(select(events).where(events.c.id.in_(ids)))
+    return {row.id: StoredEvent(row.id, row.aggregate_id, row.seq, row.type, row.data) for row in rows}
+
+
+def _same(head: Head, entry: Entry, data: dict[str, Any], old: StoredEvent) -> int:
+    again = {**data, "timestamp": old.data.get("timestamp")}
+    if (old.session_id, old.type, old.data) != (head.session_id, entry.event.stored_type(), again):
+        raise EventConflictError(
+            f"event id {entry.id} stands for another event already ({old.type}, sequence {old.seq} of {old.session_id})"
+        )
+    return old.seq
+
+
+async def read_after(conn: AsyncConnection, session_id: str, after: int, limit: int = 500) -> list[StoredEvent]:
+    """Give up to `limit` events with a sequence above `after`, in order."""
+    events = tables.event
+    rows = await conn.execute(
+        select(events)
+        .where(events.c.aggregate_id == session_id, events.c.seq > after)
+        .order_by(events.c.seq)
+        .limit(limit)
+    )
+    return [StoredEvent(row.id, row.aggregate_id, row.seq, row.type, row.data) for row in rows]
+
+
+async def latest(conn: AsyncConnection, session_id: str) -> int:
+    """Give the last sequence of a session, -1 when it has no events."""
+    sequence = tables.event_sequence
+    found = await conn.execute(select(sequence.c.seq).where(sequence.c.aggregate_id == session_id))
+    seq = found.scalar_one_or_none()
+    return -1 if seq is None else seq

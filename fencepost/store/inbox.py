@@ -1,0 +1,154 @@
+"""The inbox: input is admitted durably, and promoted into the transcript at a boundary between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import and_, exists, or_, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from fencepost.domain.clean import clean
+from fencepost.domain.errors import PromptConflictError
+from fencepost.domain.events import PromptAdmitted, Prompted
+from fencepost.domain.ids import derived_id
+from fencepost.domain.inbox import Delivery, Prompt, Receipt
+from fencepost.store import event_log, tables
+from fencepost.store.event_log import Entry, Head
+from fencepost.store.ownership import owner_of
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The receipt, and whether a live claim will look at the inbox anyway, so that no wake has to be sent."""
+
+    receipt: Receipt
+    claimed: bool
+
+
+async def admit(
+    conn: AsyncConnection, session_id: str, input_id: str, prompt: Prompt, delivery: Delivery, *, resume: bool = True
+) -> Admission:
+    """Record one input under its id, once: the same id with the same content gives the same receipt.
+
+    With `resume` the row asks for execution until it is promoted. Raises NotFoundError for an unknown session and
+    PromptConflictError when the id stands for something else already.
+    """
+    prompt = Prompt.model_validate(clean(prompt.to_wire()))
+    head = await event_log.lock(conn, session_id)
+    row = await _find(conn, input_id)
+    if row is None:
+        await _refuse_visible(conn, session_id, input_id)
+        event = PromptAdmitted(
+            timestamp=head.now, session_id=session_id, message_id=input_id, prompt=prompt, delivery=delivery
+        )
+        try:
+            await event_log.append(conn, head, [Entry(derived_id("evt", "admitted", session_id, input_id), event)])
+        except IntegrityError as error:
+            # Two sessions admitted one id at the same time, and the other one won.
+            raise _conflict(session_id, input_id) from error
+        row = await _find(conn, input_id)
+        assert row is not None, "the projector has just inserted it"
+    receipt = _receipt(row)
+    if (receipt.session_id, receipt.delivery, receipt.prompt) != (session_id, delivery, prompt):
+        raise _conflict(session_id, input_id)
+    if resume and receipt.promoted_seq is None and not row["wake_pending"]:
+        inbox = tables.session_input
+        await conn.execute(update(inbox).where(inbox.c.id == input_id).values(wake_pending=True))
+    owner = await owner_of(conn, session_id)
+    return Admission(receipt, claimed=owner is not None and not owner.expired)
+
+
+def _conflict(session_id: str, input_id: str) -> PromptConflictError:
+    return PromptConflictError(
+        f"input id {input_id} stands for something else than this prompt to {session_id} already: use a new id"
+    )
+
+
+async def _refuse_visible(conn: AsyncConnection, session_id: str, input_id: str) -> None:
+    messages = tables.session_message
+    if (await conn.execute(select(messages.c.id).where(messages.c.id == input_id))).first() is not None:
+        raise _conflict(session_id, input_id)
+
+
+async def _find(conn: AsyncConnection, input_id: str) -> Mapping[Any, Any] | None:
+    inbox = tables.session_input
+    return (await conn.execute(select(inbox).where(inbox.c.id == input_id))).mappings().first()
+
+
+def _receipt(row: Mapping[Any, Any]) -> Receipt:
+    return Receipt(
+        id=row["id"],
+        session_id=row["session_id"],
+        prompt=Prompt.model_validate(row["prompt"]),
+        delivery=row["delivery"],
+        admitted_seq=row["admitted_seq"],
+        time_created=row["time_created"],
+        promoted_seq=row["promoted_seq"],
+    )
+
+
+async def find(conn: AsyncConnection, input_id: str) -> Receipt | None:
+    """Give the receipt of an admitted input, None when there is none of this id."""
+    row = await _find(conn, input_id)
+    return None if row is None else _receipt(row)
+
+
+async def has_pending(conn: AsyncConnection, session_id: str, *, waking_only: bool = False) -> bool:
+    """Say whether input or a recovery waits to be run; with `waking_only` just what still asks for execution."""
+    inbox, recovery = tables.session_input, tables.session_recovery
+    pending = and_(inbox.c.session_id == session_id, inbox.c.promoted_seq.is_(None))
+    if waking_only:
+        pending = and_(pending, inbox.c.wake_pending)
+    waiting = and_(
+        recovery.c.session_id == session_id, recovery.c.phase == "pending", recovery.c.recovery_error.is_(None)
+    )
+    found = await conn.execute(select(or_(exists().where(pending), exists().where(waiting))))
+    return bool(found.scalar_one())
+
+
+async def promote(conn: AsyncConnection, head: Head, *, queued: bool) -> list[Entry]:
+    """Give the promotion events of what may be seen now: one queued input if wanted and no steer waits, then steers.
+
+    The head is locked, so everything admitted so far lies before the cutoff. The caller appends the events; the
+    projector marks the rows and shows the messages. Clears the wakes of exactly these rows.
+    """
+    inbox = tables.session_input
+    pending = await conn.execute(
+        select(inbox)
+        .where(inbox.c.session_id == head.session_id, inbox.c.promoted_seq.is_(None), inbox.c.admitted_seq <= head.seq)
+        .order_by(inbox.c.admitted_seq)
+    )
+    rows = pending.mappings().all()
+    chosen = [row for row in rows if row["delivery"] == "steer"]
+    if queued and not chosen:
+        chosen = [row for row in rows if row["delivery"] == "queue"][:1]
+    if not chosen:
+        return []
+    ids = [row["id"] for row in chosen]
+    await conn.execute(update(inbox).where(inbox.c.id.in_(ids)).values(wake_pending=False))
+    return [
+        Entry(
+            derived_id("evt", "prompted", head.session_id, row["id"]),
+            Prompted(
+                timestamp=row["time_created"],
+                session_id=head.session_id,
+                message_id=row["id"],
+                prompt=Prompt.model_validate(row["prompt"]),
+                delivery=row["delivery"],
+            ),
+        )
+        for row in chosen
+    ]
+
+
+async def clear_wakes(conn: AsyncConnection, session_id: str, up_to: int) -> None:
+    """After a user's interrupt: input admitted up to this sequence waits for the client's next call."""
+    inbox = tables.session_input
+    await conn.execute(
+        update(inbox)
+        .where(inbox.c.session_id == session_id, inbox.c.promoted_seq.is_(None), inbox.c.admitted_seq <= up_to)
+        .values(wake_pending=False)
+    )

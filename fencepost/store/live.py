@@ -1,0 +1,204 @@
+"""The live channel: text as it streams, over LISTEN and NOTIFY. Carries nothing that is not also kept elsewhere.
+
+A lost notification costs a reader time, never content: readers poll as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import structlog
+from sqlalchemy import text
+from sqlalchemy.engine import URL
+
+from fencepost.domain.errors import UnavailableError
+from fencepost.store.engine import Database, unavailable
+
+# PostgreSQL refuses a payload of 8,000 bytes; the rest is room for the other fields.
+_CHUNK_CHARACTERS = 1_500
+_QUEUED_AT_MOST = 10_000
+
+_log = structlog.get_logger("fencepost.live")
+
+
+def channel_of(session_id: str) -> str:
+    """Give the name of a session's channel: any session id, within PostgreSQL's 63 bytes."""
+    return "fencepost_" + hashlib.sha256(session_id.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a notification says. `seq` is the last durable sequence its sender knows; without a part it says just that
+    there is more to read. `offset` counts characters from the part's beginning."""
+
+    seq: int
+    message_id: str = ""
+    kind: str = ""
+    part_id: str = ""
+    attempt: int = 0
+    offset: int = 0
+    text: str = ""
+
+    def encode(self) -> str:
+        """Give the payload."""
+        if not self.message_id:
+            return json.dumps([self.seq])
+        return json.dumps(
+            [self.seq, self.message_id, self.kind, self.part_id, self.attempt, self.offset, self.text],
+            ensure_ascii=False,
+        )
+
+    @classmethod
+    def decode(cls, payload: str) -> Notice:
+        """Read a payload. Raises ValueError or TypeError for one that is not ours."""
+        return cls(*json.loads(payload))
+
+    def pieces(self) -> list[Notice]:
+        """Split a long text into notices that fit a payload."""
+        size = _CHUNK_CHARACTERS
+        if len(self.text) <= size:
+            return [self]
+        return [
+            Notice(
+                self.seq,
+                self.message_id,
+                self.kind,
+                self.part_id,
+                self.attempt,
+                self.offset + start,
+                self.text[start : start + size],
+            )
+            for start in range(0, len(self.text), size)
+        ]
+
+
+class Announcer:
+    """Sends notices, outside any other transaction: a NOTIFY inside one makes all commits queue up.
+
+    One task and one statement at a time for the whole process, so that many streams share a round trip.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._waiting: list[tuple[str, str]] = []
+        self._more = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to send."""
+        self._task = asyncio.create_task(self._run(), name="announcer")
+
+    async def close(self) -> None:
+        """Send what waits, as far as that works, and end."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        with suppress(UnavailableError):
+            await self._send()
+
+    def send(self, session_id: str, notice: Notice) -> None:
+        """Hand over a notice. Never waits and never fails; when the database is away, notices are dropped."""
+        if len(self._waiting) > _QUEUED_AT_MOST:
+            return
+        channel = channel_of(session_id)
+        self._waiting += [(channel, piece.encode()) for piece in notice.pieces()]
+        self._more.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            try:
+                await self._send()
+            except UnavailableError as error:
+                _log.warning("live notices dropped", error=error.message)
+
+    async def _send(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        channels, payloads = zip(*waiting, strict=True)
+        statement = text("SELECT pg_notify(c, p) FROM unnest(CAST(:c AS text[]), CAST(:p AS text[])) AS n(c, p)")
+        async with self._database.read() as conn:
+            await conn.execute(statement, {"c": list(channels), "p": list(payloads)})
+            await conn.commit()
+
+
+def listen_url(url: URL) -> str:
+    """Give the address for a connection of asyncpg's own."""
+    return url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+class Listener:
+    """One listening connection for all readers of this process. It needs a direct connection, not a pooler's."""
+
+    def __init__(self, database: Database) -> None:
+        self._url = database.url
+        self._conn: asyncpg.Connection[Any] | None = None
+        self._queues: dict[str, set[asyncio.Queue[Notice]]] = {}
+        self._lock = asyncio.Lock()
+
+    async def close(self) -> None:
+        """End the connection."""
+        async with self._lock:
+            if self._conn is not None:
+                with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+                    await self._conn.close(timeout=2)
+                self._conn = None
+
+    @asynccontextmanager
+    async def subscribed(self, session_id: str, size: int = 1_000) -> AsyncIterator[asyncio.Queue[Notice]]:
+        """Give a queue of the session's notices. When it is full the oldest go: what they said can be read.
+
+        Raises UnavailableError when the database is away.
+        """
+        channel = channel_of(session_id)
+        queue: asyncio.Queue[Notice] = asyncio.Queue(size)
+        self._queues.setdefault(channel, set()).add(queue)
+        try:
+            await self.ensure()
+            yield queue
+        finally:
+            await self._unsubscribe(channel, queue)
+
+    async def ensure(self) -> None:
+        """Connect again if the connection is gone, and listen to all channels. Raises UnavailableError."""
+        async with self._lock:
+            try:
+                if self._conn is None or self._conn.is_closed():
+                    self._conn = await asyncpg.connect(listen_url(self._url), timeout=5, command_timeout=10)
+                    for channel in self._queues:
+                        await self._conn.add_listener(channel, self._heard)
+                else:
+                    for channel in self._queues:
+                        # asyncpg sends LISTEN only for a channel's first callback.
+                        await self._conn.add_listener(channel, self._heard)
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+                raise unavailable(self._url, error) from error
+
+    async def _unsubscribe(self, channel: str, queue: asyncio.Queue[Notice]) -> None:
+        queues = self._queues.get(channel, set())
+        queues.discard(queue)
+        if not queues:
+            self._queues.pop(channel, None)
+            if self._conn is not None and not self._conn.is_closed():
+                with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+                    await self._conn.remove_listener(channel, self._heard)
+
+    def _heard(self, _connection: Any, _pid: int, channel: str, payload: object) -> None:
+        try:
+            notice = Notice.decode(str(payload))
+        except (ValueError, TypeError):
+            return
+        for queue in self._queues.get(channel, ()):
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(notice)

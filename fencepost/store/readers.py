@@ -1,0 +1,202 @@
+"""Reading a session: its messages, and its events as they happen. None of it needs a worker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from fencepost.domain import events
+from fencepost.domain.errors import UnavailableError
+from fencepost.domain.messages import Message, decode_message
+from fencepost.store import event_log, tables
+from fencepost.store.engine import Database
+from fencepost.store.event_log import StoredEvent
+from fencepost.store.live import Listener, Notice
+from fencepost.store.steps import part_of
+
+POLL_SECONDS = 0.5
+
+
+async def history(conn: AsyncConnection, session_id: str) -> list[Message]:
+    """Give what a model is sent of a session: its messages in order, from the last compaction on.
+
+    Raises MessageDecodeError for a row that cannot be read.
+    """
+    messages = tables.session_message
+    last = (
+        select(messages.c.seq)
+        .where(messages.c.session_id == session_id, messages.c.type == "compaction")
+        .order_by(messages.c.seq.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    rows = await conn.execute(
+        select(messages.c.id, messages.c.type, messages.c.data)
+        .where(messages.c.session_id == session_id, (messages.c.seq >= last) | (last.is_(None)))
+        .order_by(messages.c.seq)
+    )
+    return [decode_message(row.id, row.type, row.data) for row in rows]
+
+
+async def page(
+    conn: AsyncConnection, session_id: str, *, limit: int = 50, before: int | None = None, after: int | None = None
+) -> list[tuple[int, Message]]:
+    """Give up to `limit` messages with their sequences, in order: the newest ones, or those next to a sequence."""
+    messages = tables.session_message
+    statement = select(messages).where(messages.c.session_id == session_id)
+    if after is not None:
+        statement = statement.where(messages.c.seq > after).order_by(messages.c.seq)
+    else:
+        if before is not None:
+            statement = statement.where(messages.c.seq < before)
+        statement = statement.order_by(messages.c.seq.desc())
+    rows = [(row.seq, decode_message(row.id, row.type, row.data)) for row in await conn.execute(statement.limit(limit))]
+    return rows if after is not None else rows[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Text of a part that is still being streamed; `kind` is text, reasoning or tool (its raw input)."""
+
+    message_id: str
+    kind: str
+    part_id: str
+    attempt: int
+    text: str
+
+
+@dataclass(slots=True)
+class _Open:
+    attempt: int = 0
+    text: str = ""
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """What a reader has seen: the last sequence, and how much of each open part."""
+
+    session_id: str
+    seq: int
+    parts: dict[tuple[str, str, str], _Open] = field(default_factory=dict)
+
+    def durable(self, stored: StoredEvent) -> list[StoredEvent | Delta]:
+        """Take in a durable event; before a part's end comes whatever of it was not seen live."""
+        self.seq = stored.seq
+        event = stored.decode()
+        out: list[StoredEvent | Delta] = []
+        match event:
+            case events.TextStarted():
+                self.parts[event.assistant_message_id, "text", event.text_id] = _Open()
+            case events.ReasoningStarted():
+                self.parts[event.assistant_message_id, "reasoning", event.reasoning_id] = _Open()
+            case events.ToolInputStarted():
+                self.parts[event.assistant_message_id, "tool", event.call_id] = _Open()
+            case events.TextEnded() | events.ReasoningEnded() | events.ToolInputEnded():
+                out += self._ended(event)
+            case events.StepEnded() | events.StepFailed() | events.StepInterrupted():
+                self.parts.clear()
+            case _:
+                pass
+        return [*out, stored]
+
+    def _ended(self, event: events.TextEnded | events.ReasoningEnded | events.ToolInputEnded) -> list[Delta]:
+        kind, part_id = part_of(event)
+        seen = self.parts.pop((event.assistant_message_id, kind, part_id), None)
+        if seen is None:
+            return []
+        rest = event.text[len(seen.text) :]
+        return [Delta(event.assistant_message_id, kind, part_id, seen.attempt, rest)] if rest else []
+
+    def live(self, message_id: str, kind: str, part_id: str, attempt: int, offset: int, text: str) -> Delta | None:
+        """Take in live text; None when it was seen, belongs to no open part, or leaves a gap (`is_gap` tells)."""
+        part = self.parts.get((message_id, kind, part_id))
+        if part is None or offset > len(part.text) or offset + len(text) <= len(part.text):
+            return None
+        fresh = text[len(part.text) - offset :]
+        part.attempt, part.text = attempt, part.text + fresh
+        return Delta(message_id, kind, part_id, attempt, fresh)
+
+    def is_gap(self, notice: Notice) -> bool:
+        """Say whether text before this notice was never seen, so that the kept part has to be read."""
+        part = self.parts.get((notice.message_id, notice.kind, notice.part_id))
+        return part is not None and notice.offset > len(part.text)
+
+
+async def follow(
+    database: Database, listener: Listener, session_id: str, after: int = -1
+) -> AsyncIterator[StoredEvent | Delta]:
+    """Yield the session's durable events after a sequence, then its open parts, then what happens, for ever.
+
+    No gap and no duplicate: live text is always the continuation of what was yielded of its part, and a durable end
+    is preceded by whatever of the part is missing. Outages of the database are waited out. Close the iterator to end.
+    """
+    cursor = _Cursor(session_id, after)
+    while True:
+        try:
+            # Subscribed before the first read, so that nothing falls between the two.
+            async with listener.subscribed(session_id) as queue:
+                joined = False
+                while True:
+                    async for item in _catch_up(database, cursor, parts=not joined):
+                        yield item
+                    joined = True
+                    async for item in _heard(database, listener, cursor, queue):
+                        yield item
+        except UnavailableError:
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def _catch_up(database: Database, cursor: _Cursor, *, parts: bool) -> AsyncIterator[StoredEvent | Delta]:
+    found: list[StoredEvent | Delta] = []
+    while True:
+        async with database.read() as conn:
+            stored = await event_log.read_after(conn, cursor.session_id, cursor.seq)
+            if not stored and parts:
+                found = await _kept(conn, cursor)
+        for event in stored:
+            for item in cursor.durable(event):
+                yield item
+        if not stored:
+            break
+    for item in found:
+        yield item
+
+
+async def _kept(conn: AsyncConnection, cursor: _Cursor) -> list[StoredEvent | Delta]:
+    live = tables.live_part
+    rows = await conn.execute(select(live).where(live.c.session_id == cursor.session_id))
+    deltas = [cursor.live(row.assistant_message_id, row.kind, row.part_id, row.attempt, 0, row.text) for row in rows]
+    return [delta for delta in deltas if delta is not None]
+
+
+async def _heard(
+    database: Database, listener: Listener, cursor: _Cursor, queue: asyncio.Queue[Notice]
+) -> AsyncIterator[StoredEvent | Delta]:
+    """Yield live text until something durable is to be read, or until it is time to look anyway."""
+    try:
+        notice = await asyncio.wait_for(queue.get(), POLL_SECONDS)
+    except TimeoutError:
+        await listener.ensure()
+        return
+    while True:
+        if notice.seq > cursor.seq:
+            async for item in _catch_up(database, cursor, parts=False):
+                yield item
+        if notice.message_id:
+            if cursor.is_gap(notice):
+                async with database.read() as conn:
+                    kept = await _kept(conn, cursor)
+                for item in kept:
+                    yield item
+            delta = cursor.live(
+                notice.message_id, notice.kind, notice.part_id, notice.attempt, notice.offset, notice.text
+            )
+            if delta is not None:
+                yield delta
+        if queue.empty():
+            return
+        notice = queue.get_nowait()

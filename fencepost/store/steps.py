@@ -1,0 +1,347 @@
+"""The stages of a step: prepared, requested, published, settled. Each is one fenced transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from fencepost.domain import events
+from fencepost.domain.errors import OwnershipLostError
+from fencepost.domain.events import DurableEvent, InterruptReason, StepInterrupted, Synthetic, ToolCalled
+from fencepost.domain.ids import derived_id
+from fencepost.domain.ownership import Token
+from fencepost.store import inbox, ledger, ownership, tables
+from fencepost.store.event_log import Entry
+from fencepost.store.leftovers import close_open_parts, newest_assistant
+from fencepost.store.ownership import Held, Lease
+
+CONTINUE = (
+    "The previous answer was cut off before it was complete ({reason}). Go on from where it stopped, without repeating "
+    "what was said. Tool calls marked as interrupted may or may not have taken effect: check before doing them again."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a step begins with. `promoted` counts inputs that the model sees for the first time."""
+
+    assistant_message_id: str
+    promoted: int
+    continued: bool
+
+
+async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: bool, lease: Lease) -> Prepared:
+    """Begin a step: fail tools that an earlier hand left open, promote input, promote a pending continuation.
+
+    Raises OwnershipLostError. A repeated call gives the recorded result and writes nothing.
+    """
+    held = await ownership.hold(conn, token)
+    done = await ledger.require(conn, token)
+    if done.passed(step, "prepared"):
+        return Prepared(**done.results.get("prepared", {"assistant_message_id": "", "promoted": 0, "continued": False}))
+    entries = await _left_open(conn, held, step)
+    continuation = await _continuation(conn, held)
+    # A turn that goes on by a continuation is not over: queued input waits for its end.
+    promotions = await inbox.promote(conn, held.head, queued=queued and not continuation)
+    await ownership.append(conn, held, [*entries, *continuation, *promotions], lease)
+    result = Prepared(
+        assistant_message_id=derived_id("msg", token.execution_id, step),
+        promoted=len(promotions),
+        continued=bool(continuation),
+    )
+    recorded = {
+        "assistant_message_id": result.assistant_message_id,
+        "promoted": result.promoted,
+        "continued": result.continued,
+    }
+    changes: dict[str, Any] = {"continuations": 0} if promotions else {}
+    await ownership.set_phase(conn, held, "ready")
+    await ledger.move(conn, done, step, "prepared", held.head.now, attempt=0, results={"prepared": recorded}, **changes)
+    return result
+
+
+async def _left_open(conn: AsyncConnection, held: Held, step: int) -> list[Entry]:
+    """Tools of the newest assistant that are still open have no worker any more: they fail, and never run again."""
+    newest = await newest_assistant(conn, held.token.session_id)
+    if newest is None:
+        return []
+    left = await close_open_parts(conn, held.head, newest.id, newest.data, tools_only=True)
+    return [
+        Entry(derived_id("evt", held.token.execution_id, step, "left-open", n), event) for n, event in enumerate(left)
+    ]
+
+
+async def _continuation(conn: AsyncConnection, held: Held) -> list[Entry]:
+    recovery = tables.session_recovery
+    row = (
+        await conn.execute(
+            select(recovery)
+            .where(
+                recovery.c.session_id == held.token.session_id,
+                recovery.c.phase == "pending",
+                recovery.c.recovery_error.is_(None),
+            )
+            .order_by(recovery.c.time_created)
+            .limit(1)
+            .with_for_update()
+        )
+    ).first()
+    if row is None:
+        return []
+    await conn.execute(
+        update(recovery).where(recovery.c.execution_id == row.execution_id).values(phase="promoted", wake_pending=False)
+    )
+    event = Synthetic(
+        timestamp=held.head.now,
+        session_id=held.token.session_id,
+        message_id=row.continuation_message_id,
+        text=CONTINUE.format(reason="its worker was lost or it failed on the way"),
+    )
+    return [Entry(derived_id("evt", "continued", row.execution_id), event)]
+
+
+async def request(conn: AsyncConnection, token: Token, step: int, attempt: int, lease: Lease) -> None:
+    """Record the intent of one provider request, just before it is made.
+
+    Raises OwnershipLostError when the token does not hold, the lease ran out, or this attempt was made already: a
+    request may be repeated only after the one before it was recorded as failed without durable output.
+    """
+    held = await ownership.hold(conn, token, unexpired=True)
+    done = await ledger.require(conn, token)
+    first = (done.step, done.stage) == (step, "prepared") and attempt == 1
+    again = (done.step, done.stage, done.attempt) == (step, "requested", attempt - 1)
+    if not first and not (again and done.results.get("failed_attempt") == attempt - 1):
+        raise OwnershipLostError(f"request {attempt} of step {step} is not due in execution {token.execution_id}")
+    await ledger.move(conn, done, step, "requested", held.head.now, attempt=attempt)
+    await ownership.renew(conn, held, lease)
+
+
+async def attempt_failed(conn: AsyncConnection, token: Token, step: int, attempt: int) -> None:
+    """Record that this attempt ended without durable output, so that the next one may be made."""
+    held = await ownership.hold(conn, token)
+    done = await ledger.require(conn, token)
+    if (done.step, done.stage, done.attempt) != (step, "requested", attempt):
+        raise OwnershipLostError(f"attempt {attempt} of step {step} is not open in execution {token.execution_id}")
+    await ledger.move(conn, done, step, "requested", held.head.now, results={**done.results, "failed_attempt": attempt})
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """Where in an execution events come from; their ids are derived from it and an ordinal."""
+
+    step: int
+    attempt: int
+    name: str
+
+
+async def publish(
+    conn: AsyncConnection,
+    token: Token,
+    producer: Producer,
+    first_ordinal: int,
+    make: Sequence[DurableEvent],
+    lease: Lease,
+) -> list[int]:
+    """Append events of the running step, at once visible. Gives their sequences.
+
+    Their timestamps are set to the database's clock. Tool calls among them are planned in the same transaction.
+    Raises OwnershipLostError when the token does not hold, the lease ran out, or the step is not open.
+    """
+    held = await ownership.hold(conn, token, unexpired=True)
+    done = await ledger.require(conn, token)
+    if (done.step, done.stage) != (producer.step, "requested"):
+        raise OwnershipLostError(f"step {producer.step} of execution {token.execution_id} is not open")
+    entries = []
+    for ordinal, event in enumerate(make, first_ordinal):
+        stamped = event.model_copy(update={"timestamp": held.head.now})
+        event_id = derived_id("evt", token.execution_id, producer.step, producer.attempt, producer.name, ordinal)
+        entries.append(Entry(event_id, stamped))
+        if isinstance(event, events.StepStarted):
+            await ownership.set_phase(conn, held, "ready", event.assistant_message_id)
+        elif isinstance(event, ToolCalled) and not event.provider.executed:
+            await _plan_tool(conn, held, event)
+        elif isinstance(event, events.ToolFailed):
+            await _never_start(conn, event)
+        elif isinstance(event, events.TextEnded | events.ReasoningEnded | events.ToolInputEnded):
+            await _drop_live(conn, event)
+    return await ownership.append(conn, held, entries, lease)
+
+
+async def _drop_live(
+    conn: AsyncConnection, event: events.TextEnded | events.ReasoningEnded | events.ToolInputEnded
+) -> None:
+    """A part's durable end replaces what was kept of it for readers."""
+    live = tables.live_part
+    kind, part_id = part_of(event)
+    await conn.execute(
+        delete(live).where(
+            live.c.assistant_message_id == event.assistant_message_id, live.c.kind == kind, live.c.part_id == part_id
+        )
+    )
+
+
+def part_of(event: events.TextEnded | events.ReasoningEnded | events.ToolInputEnded) -> tuple[str, str]:
+    """Give kind and id of the part that an event ends."""
+    if isinstance(event, events.TextEnded):
+        return "text", event.text_id
+    if isinstance(event, events.ReasoningEnded):
+        return "reasoning", event.reasoning_id
+    return "tool", event.call_id
+
+
+async def _plan_tool(conn: AsyncConnection, held: Held, event: ToolCalled) -> None:
+    key = derived_id("evt", "effect", event.session_id, event.assistant_message_id, event.call_id)
+    await conn.execute(
+        upsert(tables.tool_call)
+        .values(
+            assistant_message_id=event.assistant_message_id,
+            call_id=event.call_id,
+            session_id=event.session_id,
+            execution_id=held.token.execution_id,
+            status="called",
+            effect_key=key,
+            time_updated=held.head.now,
+        )
+        .on_conflict_do_nothing()
+    )
+
+
+async def _never_start(conn: AsyncConnection, event: events.ToolFailed) -> None:
+    """A call that failed before it was executed, such as one with unreadable input, is settled with its failure."""
+    calls = tables.tool_call
+    named = (calls.c.assistant_message_id == event.assistant_message_id) & (calls.c.call_id == event.call_id)
+    await conn.execute(update(calls).where(named).values(status="settled"))
+
+
+@dataclass(frozen=True, slots=True)
+class LivePart:
+    """The text so far of a part that has no durable end yet."""
+
+    assistant_message_id: str
+    kind: str
+    part_id: str
+    attempt: int
+    text: str
+
+
+async def keep_live(conn: AsyncConnection, token: Token, part: LivePart) -> None:
+    """Keep the part's text so far for readers and for recovery. Raises OwnershipLostError."""
+    await ownership.hold(conn, token, unexpired=True)
+    values = {
+        "assistant_message_id": part.assistant_message_id,
+        "kind": part.kind,
+        "part_id": part.part_id,
+        "session_id": token.session_id,
+        "execution_id": token.execution_id,
+        "attempt": part.attempt,
+        "text": part.text,
+    }
+    statement = upsert(tables.live_part).values(**values)
+    await conn.execute(
+        statement.on_conflict_do_update(
+            index_elements=["assistant_message_id", "kind", "part_id"],
+            set_={"attempt": part.attempt, "text": part.text, "execution_id": token.execution_id},
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Interruption:
+    """Why a step was stopped; `interrupt_id` and `up_to` (a sequence) belong to a user's interrupt."""
+
+    reason: InterruptReason
+    interrupt_id: str | None = None
+    note: str | None = None
+    up_to: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How a step ended: its terminal event, or an interruption. `start` is used when nothing has begun the step yet:
+    an answer without content, or a failure before the first word, still has an assistant message."""
+
+    terminal: events.StepEnded | events.StepFailed | Interruption
+    start: events.StepStarted | None = None
+    max_continuations: int | None = None
+    """Given when the cause may pass: a continuation is recorded, unless the turn has had this many."""
+
+
+async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Settlement, lease: Lease) -> bool:
+    """Settle the step with exactly one terminal event, after failing whatever of it is still open.
+
+    Gives whether the turn goes on by a continuation, recorded here. A repeated call gives the same answer and writes
+    nothing. Raises OwnershipLostError.
+    """
+    held = await ownership.hold(conn, token)
+    done = await ledger.require(conn, token)
+    if done.passed(step, "settled"):
+        return bool(done.results.get("continued"))
+    execution, head = token.execution_id, held.head
+    made: list[DurableEvent] = []
+    # Before the request there is no assistant message of this step; the row may still name the last one's.
+    assistant, terminal = held.assistant_message_id if done.stage == "requested" else None, settlement.terminal
+    if assistant is None and settlement.start is not None and not isinstance(terminal, Interruption):
+        made.append(settlement.start.model_copy(update={"timestamp": head.now}))
+    elif assistant is not None:
+        newest = await newest_assistant(conn, token.session_id)
+        if newest is not None and newest.id == assistant:
+            made += await close_open_parts(conn, head, assistant, newest.data)
+    if isinstance(terminal, Interruption):
+        made.append(
+            StepInterrupted(
+                timestamp=head.now,
+                session_id=token.session_id,
+                assistant_message_id=assistant,
+                execution_id=execution,
+                interrupt_id=terminal.interrupt_id,
+                note=terminal.note,
+                reason=terminal.reason,
+            )
+        )
+    else:
+        made.append(terminal.model_copy(update={"timestamp": head.now}))
+    entries = [Entry(derived_id("evt", execution, step, "settlement", n), event) for n, event in enumerate(made)]
+    await ownership.append(conn, held, entries, lease)
+    await _forget_step(conn, token)
+    if isinstance(terminal, Interruption):
+        await ownership.set_phase(conn, held, "unknown", assistant)
+        if terminal.reason == "user":
+            await inbox.clear_wakes(conn, token.session_id, head.seq if terminal.up_to is None else terminal.up_to)
+    limit = settlement.max_continuations
+    continued = limit is not None and done.continuations < limit
+    if continued:
+        await record_continuation(conn, token.session_id, execution, assistant, head.now)
+    await ledger.move(conn, done, step, "settled", head.now, results={**done.results, "continued": continued})
+    return continued
+
+
+async def _forget_step(conn: AsyncConnection, token: Token) -> None:
+    """No tool of the step may start any more, and no part of it is live."""
+    calls, live = tables.tool_call, tables.live_part
+    open_calls = (calls.c.execution_id == token.execution_id) & (calls.c.session_id == token.session_id)
+    await conn.execute(update(calls).where(open_calls, calls.c.status != "settled").values(status="settled"))
+    await conn.execute(delete(live).where(live.c.session_id == token.session_id))
+
+
+async def record_continuation(
+    conn: AsyncConnection, session_id: str, execution_id: str, assistant_message_id: str | None, now: int
+) -> None:
+    """Record the one input with which an abandoned execution goes on. Once per execution, however often asked."""
+    await conn.execute(
+        upsert(tables.session_recovery)
+        .values(
+            session_id=session_id,
+            execution_id=execution_id,
+            assistant_message_id=assistant_message_id,
+            continuation_message_id=derived_id("msg", "continuation", execution_id),
+            phase="pending",
+            wake_pending=True,
+            time_created=now,
+        )
+        .on_conflict_do_nothing(index_elements=["execution_id"])
+    )

@@ -1,0 +1,87 @@
+"""One tool call: started once, by compare-and-set before its effect, and settled once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from fencepost.domain.errors import OwnershipLostError
+from fencepost.domain.events import ToolFailed, ToolSuccess
+from fencepost.domain.ids import derived_id
+from fencepost.domain.ownership import Token
+from fencepost.store import ownership, tables
+from fencepost.store.event_log import Entry
+from fencepost.store.ownership import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call as the log records it: the tool's name, its input, and the key that its effect carries."""
+
+    name: str
+    input: dict[str, Any]
+    effect_key: str
+    agent: str
+    directory: str
+
+
+async def start(conn: AsyncConnection, token: Token, message_id: str, call_id: str, lease: Lease) -> PlannedCall:
+    """Take a planned call from `called` to `started`. Its effect may begin only after this has committed.
+
+    Raises OwnershipLostError when the token does not hold, the lease ran out, or the call was started already.
+    """
+    held = await ownership.hold(conn, token, unexpired=True)
+    calls = tables.tool_call
+    moved = await conn.execute(
+        update(calls)
+        .where(
+            calls.c.assistant_message_id == message_id,
+            calls.c.call_id == call_id,
+            calls.c.execution_id == token.execution_id,
+            calls.c.status == "called",
+        )
+        .values(status="started", time_updated=held.head.now)
+        .returning(calls.c.effect_key)
+    )
+    effect_key = moved.scalar_one_or_none()
+    if effect_key is None:
+        raise OwnershipLostError(f"tool call {call_id} is not to be started by execution {token.execution_id}")
+    await ownership.renew(conn, held, lease)
+    messages, sessions = tables.session_message, tables.session
+    row = (
+        await conn.execute(
+            select(messages.c.data, sessions.c.directory)
+            .join(sessions, sessions.c.id == messages.c.session_id)
+            .where(messages.c.id == message_id)
+        )
+    ).one()
+    for part in reversed(row.data["content"]):
+        if part["type"] == "tool" and part["id"] == call_id:
+            return PlannedCall(part["name"], part["state"]["input"], effect_key, row.data["agent"], row.directory)
+    raise OwnershipLostError(f"tool call {call_id} is not in message {message_id}")
+
+
+async def settle(
+    conn: AsyncConnection, token: Token, message_id: str, call_id: str, outcome: ToolSuccess | ToolFailed, lease: Lease
+) -> None:
+    """Record how a call ended. Raises OwnershipLostError when the token does not hold or the call is settled."""
+    held = await ownership.hold(conn, token)
+    calls = tables.tool_call
+    moved = await conn.execute(
+        update(calls)
+        .where(
+            calls.c.assistant_message_id == message_id,
+            calls.c.call_id == call_id,
+            calls.c.execution_id == token.execution_id,
+            calls.c.status != "settled",
+        )
+        .values(status="settled", time_updated=held.head.now)
+    )
+    if moved.rowcount != 1:
+        raise OwnershipLostError(f"tool call {call_id} is settled already")
+    event = outcome.model_copy(update={"timestamp": held.head.now})
+    entry = Entry(derived_id("evt", token.execution_id, message_id, "tool", call_id), event)
+    await ownership.append(conn, held, [entry], lease)

@@ -1,0 +1,133 @@
+"""The registry: definitions, argument checks, permissions, and what becomes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from pydantic import Field
+
+from fencepost.domain.errors import ConfigurationError
+from fencepost.domain.permissions import Rule
+from fencepost.domain.tools import TextItem, ToolFailure, ToolOutput
+from fencepost.domain.wire import WireModel
+from fencepost.tools.builtin import builtin_registry
+from fencepost.tools.execution import bound_output, bound_text, clean_arguments
+from fencepost.tools.registry import Registry, Tool, ToolContext, default_rules
+from tests.tools.conftest import Workspace, text_of
+
+
+class _Input(WireModel):
+    some_text: str
+    count: int | None = Field(default=None, ge=1)
+
+
+def _tool(name: str, result: Any = "ok", description: str = "d") -> Tool[_Input]:
+    async def run(context: ToolContext, given: _Input) -> ToolOutput:
+        if isinstance(result, BaseException):
+            raise result
+        return result if isinstance(result, ToolOutput) else ToolOutput(content=(TextItem(text=given.some_text),))
+
+    return Tool(name, description, _Input, "act", run, lambda directory, given: (given.some_text,))
+
+
+def test_definitions_keep_the_order_and_the_later_of_a_name() -> None:
+    registry = Registry([_tool("b"), _tool("a"), _tool("b", description="later")])
+    found = registry.definitions(default_rules())
+    assert [(one.name, one.description) for one in found] == [("b", "later"), ("a", "d")]
+    assert [one.name for one in registry.definitions(default_rules(), names={"a"})] == ["a"]
+
+
+def test_a_schema_has_wire_names_and_no_noise() -> None:
+    (found,) = Registry([_tool("a")]).definitions(default_rules())
+    assert found.parameters == {
+        "type": "object",
+        "properties": {"someText": {"type": "string"}, "count": {"type": "integer", "minimum": 1}},
+        "required": ["someText"],
+    }
+
+
+def test_builtin_definitions_are_the_same_bytes_each_time() -> None:
+    first, second = (
+        json.dumps([one.parameters for one in builtin_registry().definitions(default_rules())]) for _ in range(2)
+    )
+    assert first == second
+    names = [one.name for one in builtin_registry().definitions(default_rules())]
+    assert names == ["bash", "read", "write", "edit", "glob", "grep"]
+
+
+def test_a_rule_that_denies_an_action_hides_every_tool_of_it() -> None:
+    rules = (*default_rules(), Rule(action="edit", effect="deny"))
+    assert [one.name for one in builtin_registry().definitions(rules)] == ["bash", "read", "glob", "grep"]
+    rules = (*rules, Rule(action="edit", resource="plan.md", effect="allow"))
+    assert "write" in [one.name for one in builtin_registry().definitions(rules)]
+
+
+@pytest.mark.parametrize("name", ["", "1a", "a b", "a.b", "a/b", "ä", "a" * 65, "a\n"])
+def test_a_name_that_a_provider_would_refuse_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError):
+        Registry([_tool(name)])
+
+
+async def test_an_unknown_tool_is_a_failure(workspace: Workspace) -> None:
+    with pytest.raises(ToolFailure, match=r"^Unknown tool: nosuch$"):
+        await workspace.call("nosuch")
+
+
+async def test_arguments_that_do_not_fit_are_named_on_one_line(workspace: Workspace) -> None:
+    with pytest.raises(ToolFailure) as caught:
+        await workspace.call("read", limit=5000)
+    assert caught.value.message.startswith("Invalid tool input: path: Field required; limit: Input should be less")
+    assert "\n" not in caught.value.message
+
+
+async def test_deny_and_ask_name_the_rule_and_the_way_out(workspace: Workspace) -> None:
+    workspace.registry = Registry([_tool("a")])
+    with pytest.raises(ToolFailure, match=r'action "act" on "secret" \(rule "act s\* deny"\)'):
+        await workspace.call("a", Rule(action="act", resource="s*", effect="deny"), some_text="secret")
+    with pytest.raises(ToolFailure, match=r'not available yet.*with the rule "act secret allow"'):
+        await workspace.call("a", Rule(action="act", resource="s*", effect="ask"), some_text="secret")
+    assert text_of(await workspace.call("a", Rule(action="act", resource="s*", effect="ask"), someText="x")) == "x"
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), RuntimeError("defect"), KeyboardInterrupt()])
+async def test_cancellation_and_defects_pass_as_they_are(workspace: Workspace, error: BaseException) -> None:
+    workspace.registry = Registry([_tool("a", error)])
+    with pytest.raises(type(error)) as caught:
+        await workspace.call("a", some_text="x")
+    assert caught.value is error
+
+
+async def test_outputs_are_clean_in_values_and_keys(workspace: Workspace) -> None:
+    dirty = ToolOutput(structured={"k\0": ["v\0", {"\ud800": 1}]}, content=(TextItem(text="a\0b\udc97"),))
+    workspace.registry = Registry([_tool("a", dirty)])
+    output = await workspace.call("a", some_text="x")
+    assert output.structured == {"k\ufffd": ["v\ufffd", {"\ufffd": 1}]}
+    assert text_of(output) == "a\ufffdb\ufffd"
+
+
+def test_a_split_pair_of_surrogates_in_arguments_becomes_one_character() -> None:
+    assert clean_arguments({"a": ["\ud83d\ude00", "\ud83d", "\\u0000"]}) == {"a": ["\U0001f600", "\ufffd", "\\u0000"]}
+
+
+def test_text_within_the_limits_is_unchanged_and_else_keeps_head_and_tail() -> None:
+    assert bound_text("a\n" * 2000) == "a\n" * 2000
+    many = "".join(f"line {number}\n" for number in range(3000))
+    bounded = bound_text(many)
+    assert bounded.startswith("line 0\n")
+    assert bounded.endswith("line 2999\n")
+    assert "truncated: 3000 lines" in bounded
+    assert len(bounded.splitlines()) <= 2000
+    wide = bound_text("ä" * 100_000)
+    assert len(wide.encode()) <= 51_200
+    assert "200000 bytes in total" in wide
+
+
+def test_an_output_without_content_is_bounded_as_its_printed_object() -> None:
+    small = ToolOutput(structured={"a": 1})
+    assert bound_output(small) is small
+    large = bound_output(ToolOutput(structured={"a": "x" * 60_000}))
+    assert "truncated" in text_of(large)
+    assert len(large.structured["a"]) == 60_000

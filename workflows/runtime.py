@@ -1,0 +1,50 @@
+"""How workflow code is run: its sandbox, and a converter that leaves undeclared payloads undecoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from temporalio.api.common.v1 import Payload
+from temporalio.client import Client
+from temporalio.common import RawValue
+from temporalio.contrib.pydantic import PydanticPayloadConverter, pydantic_data_converter
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+
+from workflows.session_turn import SessionTurn
+
+
+class RawWhenUndeclared(PydanticPayloadConverter):
+    """Gives a payload without a declared type as it came.
+
+    Handlers of a public workflow declare no types, since decoding before the handler runs would drop a malformed
+    signal silently, and fail the workflow task, for ever, on a malformed start.
+    """
+
+    def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
+        """Decode by the declared types, or not at all."""
+        if type_hints is None:
+            return [RawValue(payload) for payload in payloads]
+        return super().from_payloads(payloads, type_hints)
+
+
+def served_workflows(client: Client) -> dict[str, Any]:
+    """Give the options with which a worker serves the workflows: client, workflows, sandbox, and the sticky time.
+
+    The client is the same connection with the converter of this module. The domain is deterministic and heavy, so the
+    sandbox loads it once and not for every run. The sticky time is how long a dead worker's sessions wait before
+    another worker gets them.
+    """
+    config: dict[str, Any] = dict(client.config())
+    config["data_converter"] = replace(pydantic_data_converter, payload_converter_class=RawWhenUndeclared)
+    restrictions = SandboxRestrictions.default.with_passthrough_modules(
+        "fencepost.domain", "fencepost.__version__", "pydantic", "pydantic_core", "annotated_types"
+    )
+    return {
+        "client": Client(**config),
+        "workflows": [SessionTurn],
+        "workflow_runner": SandboxedWorkflowRunner(restrictions=restrictions),
+        "sticky_queue_schedule_to_start_timeout": timedelta(seconds=1),
+    }

@@ -1,0 +1,353 @@
+"""One claim's work: steps, one after the other, until the agent yields, fails, is interrupted or loses the session."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from temporalio import workflow
+from temporalio.common import SearchAttributeKey
+from temporalio.exceptions import ActivityError
+
+from workflows.calls import (
+    database_step,
+    failure_message,
+    failure_type,
+    is_ownership_loss,
+    start_stream,
+    start_tool,
+)
+
+with workflow.unsafe.imports_passed_through():
+    from fencepost.domain import contracts, decisions
+    from fencepost.domain.contracts import (
+        Announcement,
+        CallRef,
+        InterruptInput,
+        Plan,
+        PrepareInput,
+        PrepareResult,
+        ResolveInput,
+        SettleInput,
+        SettleResult,
+        StreamInput,
+        StreamResult,
+        ToolInput,
+    )
+    from fencepost.domain.errors import UnavailableError
+    from fencepost.domain.messages import CacheTokens, Tokens
+    from fencepost.domain.ownership import TakeoverReason, Token
+    from fencepost.domain.wire import WireModel
+
+Result = TypeVar("Result")
+
+# Failures after which the activity's hand may still move somewhere, or the database did not let it finish.
+_GONE = frozenset({"Timeout", "Cancelled", contracts.WORKER_SHUTDOWN, UnavailableError.code})
+
+Ended: TypeAlias = Literal["yield", "failed", "interrupted", "take-over"]
+"""`take-over` asks for a new execution id, under which the turn goes on if it has to."""
+
+
+def added(left: Tokens, right: Tokens) -> Tokens:
+    """Sum two counts."""
+    return Tokens(
+        input=left.input + right.input,
+        output=left.output + right.output,
+        reasoning=left.reasoning + right.reasoning,
+        cache=CacheTokens(read=left.cache.read + right.cache.read, write=left.cache.write + right.cache.write),
+    )
+
+
+@dataclass
+class Progress:
+    """What people see of a turn; lives as long as the run."""
+
+    session_id: str
+    phase: Literal["idle", "busy", "retrying", "waiting"] = "idle"
+    steps: int = 0
+    step: int = 0
+    attempt: int = 0
+    plan: Plan | None = None
+    running: dict[str, str] = field(default_factory=dict)
+    tokens: Tokens = field(default_factory=Tokens)
+    cost: float = 0
+    waiting_for: str | None = None
+    error: str | None = None
+
+    def show(self) -> None:
+        """Put it where the Temporal UI shows it."""
+        lines = [f"**{self.phase}**, step {self.steps}" + (f", attempt {self.attempt}" if self.attempt > 1 else "")]
+        if self.plan is not None:
+            lines.append(f"- agent {self.plan.agent}, model {self.plan.model}")
+        lines += [f"- running: {summary}" for summary in self.running.values()]
+        lines.append(f"- tokens so far: {self.tokens.input} in, {self.tokens.output} out")
+        if self.waiting_for:
+            lines.append(f"- waiting: {self.waiting_for}")
+        if self.error:
+            lines.append(f"- error: {self.error}")
+        workflow.set_current_details("\n".join(lines))
+
+
+class Turn:
+    """Runs steps under one token. Everything that a signal may change lies in `interrupt` and `announced`."""
+
+    def __init__(self, token: Token, settings: contracts.Settings, progress: Progress) -> None:
+        self.token = token
+        self.settings = settings
+        self.progress = progress
+        self.interrupt: InterruptInput | None = None
+        self.interrupt_reason: Literal["user", "cancelled"] = "user"
+        self.reason: TakeoverReason = "lost"
+        self._step = 0
+        self._agent_step = 0
+        self._message_id = ""
+        self._settled = True
+        self._lost_one = False
+        self._open: set[asyncio.Future[Any]] = set()
+        self._tools: dict[str, asyncio.Task[None]] = {}
+        self._plan: Plan | None = None
+
+    # Signals
+
+    def stop(self, interrupt: InterruptInput, reason: Literal["user", "cancelled"]) -> None:
+        """Interrupt whatever runs now. A second interrupt changes nothing."""
+        if self.interrupt is None:
+            self.interrupt, self.interrupt_reason = interrupt, reason
+            for handle in tuple(self._open):
+                handle.cancel()
+
+    def interrupted(self) -> bool:
+        """Say whether an interrupt has come; it may come during any await."""
+        return self.interrupt is not None
+
+    def announce(self, said: Announcement) -> None:
+        """Start a tool call of the current step while its stream goes on; anything else is not for now."""
+        current = (said.execution_id, said.step) == (self.token.execution_id, self._step)
+        if current and self._plan is not None and self._open and not self.interrupted():
+            self._start_tool(said.call, self._plan)
+
+    # Steps
+
+    async def run(self, *, force: bool) -> Ended:
+        """Run steps until there is nothing more to do under this token. `force` makes one step even without input."""
+        going_on = False
+        while True:
+            if self.interrupted():
+                return await self._interrupted()
+            self._step += 1
+            prepared = await self._database(
+                contracts.PREPARE_STEP,
+                PrepareInput(token=self.token, step=self._step, queued=not going_on),
+                PrepareResult,
+                "prepare step",
+            )
+            self._settled = False
+            self._message_id = prepared.assistant_message_id
+            if not (going_on or force or prepared.promoted or prepared.continued):
+                return "yield"
+            force = False
+            self._agent_step = 1 if prepared.promoted else self._agent_step + 1
+            self.progress.steps += 1
+            ended = await self._run_step()
+            if ended != "continue":
+                return ended
+            going_on = True
+
+    async def _run_step(self) -> Ended | Literal["continue"]:
+        self._plan, self._tools = None, {}
+        progress = self.progress
+        progress.phase, progress.step, progress.attempt, progress.error = "busy", self._step, 1, None
+        try:
+            plan = await self._database(
+                contracts.RESOLVE_MODEL,
+                ResolveInput(token=self.token, step=self._step, agent_step=self._agent_step),
+                Plan,
+                "resolve model",
+            )
+        except ActivityError as error:
+            if is_ownership_loss(error):
+                raise
+            return await self._settle_failed(failure_message(error))
+        self._plan = progress.plan = plan
+        progress.show()
+        self._set_attributes(plan)
+        result = await self._request(plan)
+        if self.interrupted():
+            await self._rest()
+            return await self._interrupted()
+        if result is None:
+            await self._rest()
+            return "take-over"
+        for call in result.calls:
+            self._start_tool(call, plan)
+        await self._rest()
+        if self.interrupted():
+            return await self._interrupted()
+        if self._lost_one:
+            return "take-over"
+        return await self._settle(plan, result)
+
+    async def _request(self, plan: Plan) -> StreamResult | None:
+        """Make the step's request, again where that is allowed. None when the activity was lost with its worker."""
+        attempt, pause = 1, 0.0
+        while True:
+            given = StreamInput(
+                token=self.token,
+                step=self._step,
+                attempt=attempt,
+                assistant_message_id=self._message_id,
+                plan=plan,
+                delay=pause,
+            )
+            try:
+                result = await self._wait_for(start_stream(given, self.settings))
+            except ActivityError as error:
+                if is_ownership_loss(error):
+                    raise
+                if failure_type(error) not in _GONE:
+                    return StreamResult(ok=False, output=True, error=failure_message(error))
+                self._note_loss(error)
+                return None
+            if self.interrupted() or not decisions.may_repeat(result, attempt, self.settings.max_provider_attempts):
+                return result
+            self.progress.phase, self.progress.error = "retrying", result.error
+            pause = decisions.back_off(attempt, result.retry_after)
+            attempt += 1
+            self.progress.attempt = attempt
+            self.progress.show()
+            if pause >= 1:
+                # A long wait holds no activity. A short one is slept there: timers take a second at least.
+                await self._pause(pause)
+                pause = 0.0
+            if self.interrupted():
+                return result
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await workflow.wait_condition(
+                self.interrupted, timeout=timedelta(seconds=seconds), timeout_summary="back-off"
+            )
+
+    def _note_loss(self, error: ActivityError) -> None:
+        """Note that an activity is gone whose hand may still move, and why: drained in good order, or lost."""
+        self._lost_one = True
+        if failure_type(error) == contracts.WORKER_SHUTDOWN:
+            self.reason = "shutdown"
+        self.progress.error = failure_message(error)
+
+    async def _wait_for(self, handle: asyncio.Task[Result]) -> Result:
+        self._open.add(handle)
+        try:
+            return await handle
+        finally:
+            self._open.discard(handle)
+
+    # Tools
+
+    def _start_tool(self, call: CallRef, plan: Plan) -> None:
+        if call.id not in self._tools:
+            self._tools[call.id] = asyncio.create_task(self._run_tool(call, plan))
+
+    async def _run_tool(self, call: CallRef, plan: Plan) -> None:
+        if self.interrupted():
+            return
+        given = ToolInput(
+            token=self.token,
+            step=self._step,
+            assistant_message_id=self._message_id,
+            call_id=call.id,
+            plan=plan,
+        )
+        self.progress.running[call.id] = call.summary
+        self.progress.show()
+        try:
+            await self._wait_for(start_tool(given, call, self.settings))
+        except ActivityError as error:
+            # Its outcome is unknown, and it is never started again: the settlement says that it was interrupted.
+            if failure_type(error) != "Cancelled":
+                self._note_loss(error)
+        finally:
+            self.progress.running.pop(call.id, None)
+            self.progress.show()
+
+    async def _rest(self) -> None:
+        """Let every tool of the step come to its end: a new execution id would fence the healthy ones."""
+        while pending := [task for task in self._tools.values() if not task.done()]:
+            await workflow.wait(pending)
+
+    # Settlement
+
+    async def _settle(self, plan: Plan, result: StreamResult) -> Ended | Literal["continue"]:
+        settled = await self._database(
+            contracts.SETTLE_STEP,
+            SettleInput(
+                token=self.token,
+                step=self._step,
+                assistant_message_id=self._message_id,
+                plan=plan,
+                result=result,
+            ),
+            SettleResult,
+            "settle step",
+        )
+        self._settled = True
+        progress = self.progress
+        progress.tokens, progress.cost = added(progress.tokens, result.tokens), progress.cost + result.cost
+        progress.error = result.error
+        progress.show()
+        if settled.continued:
+            return "take-over"
+        if not result.ok:
+            return "failed"
+        return "continue" if decisions.after_step(result) == "continue" else "yield"
+
+    async def _settle_failed(self, error: str) -> Ended:
+        await self._database(
+            contracts.SETTLE_STEP,
+            SettleInput(token=self.token, step=self._step, assistant_message_id=self._message_id, error=error),
+            SettleResult,
+            "settle step",
+        )
+        self._settled = True
+        self.progress.error = error
+        return "failed"
+
+    async def _interrupted(self) -> Ended:
+        """Settle what the interrupt cut; between two steps the interruption belongs to the one that would be next."""
+        assert self.interrupt is not None
+        await self._database(
+            contracts.SETTLE_STEP,
+            SettleInput(
+                token=self.token,
+                step=self._step + 1 if self._settled else self._step,
+                interrupt=self.interrupt,
+                interrupt_reason=self.interrupt_reason,
+            ),
+            SettleResult,
+            "settle interrupted step",
+        )
+        return "interrupted"
+
+    async def _database(self, name: str, given: WireModel, result_type: type[Result], summary: str) -> Result:
+        return await database_step(name, given, result_type, summary=summary, waiting=self._waiting)
+
+    def _waiting(self, what: str | None) -> None:
+        if what != self.progress.waiting_for:
+            self.progress.waiting_for = what
+            self.progress.phase = "waiting" if what else "busy"
+            self.progress.show()
+
+    def _set_attributes(self, plan: Plan) -> None:
+        """Only attributes that the server has: an unknown one would fail the workflow task for ever."""
+        known = self.settings.search_attributes
+        updates = []
+        for name, value in (("FencepostAgent", plan.agent), ("FencepostModel", str(plan.model))):
+            if name in known:
+                key = SearchAttributeKey.for_keyword(name)
+                if workflow.info().typed_search_attributes.get(key) != value:
+                    updates.append(key.value_set(value))
+        if updates:
+            workflow.upsert_search_attributes(updates)
