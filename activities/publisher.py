@@ -20,7 +20,6 @@ from fencepost.store import steps
 from fencepost.store.live import Notice
 from fencepost.store.steps import LivePart, Producer
 
-COALESCE_SECONDS = 0.03
 KEEP_SECONDS = 1.0
 _SUMMARY_CHARACTERS = 80
 
@@ -229,7 +228,7 @@ class StepPublisher:
     def _flush_live(self) -> None:
         """Send what has gathered of each part; a worker that cannot trust its ownership shows nothing more."""
         self._stop_timer()
-        self._quiet_until = asyncio.get_running_loop().time() + COALESCE_SECONDS
+        self._quiet_until = asyncio.get_running_loop().time() + self._services.settings.limits.live_seconds
         for part in self._parts.values():
             if part.fresh:
                 text = "".join(part.fresh)

@@ -53,6 +53,7 @@ class LimitsConfig(Configured):
     provider_timeout_seconds: float = Field(default=3600, gt=0, description="the longest model call")
     tool_timeout_seconds: float = Field(default=900, gt=0, description="the longest tool call")
     drain_grace_seconds: float = Field(default=10, ge=0, description="what a stopping worker leaves running work")
+    live_seconds: float = Field(default=0.03, ge=0, description="how long streamed text gathers before it is shown")
     prompt_bytes: int = Field(default=1_000_000, ge=1, description="the largest prompt, in bytes of JSON")
 
     @field_validator("renew_seconds")

@@ -12,7 +12,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import asyncpg
@@ -44,8 +44,9 @@ def _new_home() -> Path:
     """Make a home that PostgreSQL's user can reach too when root runs the tests (pytest's own folders are closed)."""
     for old in Path("/tmp").glob(f"{_HOMES}*"):
         # Of a run that was killed, its servers still there; one without the file has only just been made.
-        if old.stat().st_uid == os.geteuid() and (old / "stack.json").exists() and sweep(old):
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another run of the tests is just removing it
+            if old.stat().st_uid == os.geteuid() and (old / "stack.json").exists() and sweep(old):
+                shutil.rmtree(old, ignore_errors=True)
     home = Path(tempfile.mkdtemp(prefix=_HOMES, dir="/tmp"))
     if os.geteuid() == 0:
         home.chmod(0o711)

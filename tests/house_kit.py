@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client, WithStartWorkflowOperation, WorkflowHandle
 from temporalio.common import WorkflowIDConflictPolicy
 
@@ -17,11 +19,16 @@ from fencepost.domain.contracts import SESSION_TURN, UPDATE_PROMPT, TurnResult
 from fencepost.domain.ids import fresh_id
 from fencepost.domain.inbox import Receipt
 from fencepost.domain.messages import Message
+from fencepost.domain.tools import Invocation, TextItem, ToolOutput
+from fencepost.domain.wire import WireModel
 from fencepost.providers.script import Action
 from fencepost.providers.scripted import ScriptedProvider
 from fencepost.services import Services, open_services
-from fencepost.store import event_log, readers
-from fencepost.store.event_log import StoredEvent
+from fencepost.store import event_log, readers, tables
+from fencepost.store.engine import Database
+from fencepost.store.event_log import Entry, StoredEvent
+from fencepost.tools.builtin import builtin_tools
+from fencepost.tools.registry import Registry, Tool, ToolContext
 from worker import build_workers
 
 MODEL = "scripted/test-model"
@@ -106,6 +113,81 @@ class House:
             return [message for _, message in await readers.page(conn, session_id, limit=1_000)]
 
 
+class HeldTool:
+    """A tool that runs until it is let go, and notes every start: `registry` has it beside the built-in ones."""
+
+    class Input(WireModel):
+        """Anything may be passed on."""
+
+        note: str = ""
+
+    def __init__(self, name: str = "hold") -> None:
+        self.name = name
+        self.invocations: list[Invocation] = []
+        self.gate = asyncio.Event()
+        self._started = asyncio.Condition()
+        self.cancelled = 0
+
+    async def started(self, count: int) -> None:
+        """Wait until so many calls have started."""
+        async with self._started:
+            await self._started.wait_for(lambda: len(self.invocations) >= count)
+
+    async def _run(self, context: ToolContext, given: Input) -> ToolOutput:
+        async with self._started:
+            self.invocations.append(context.invocation)
+            self._started.notify_all()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return ToolOutput(content=(TextItem(text=f"held {given.note}"),))
+
+    @property
+    def registry(self) -> Registry:
+        """Give a registry of the built-in tools and this one."""
+        tool = Tool(self.name, "holds on", self.Input, self.name, self._run, lambda directory, given: ("*",))
+        return Registry([*builtin_tools(), tool])
+
+
+async def projection(conn: AsyncConnection, session_id: str) -> dict[str, list[dict[str, Any]]]:
+    """Give every projected row of a session; wakes and attempts are no part of the projection."""
+    tables_of = {tables.session: "id", tables.session_message: "session_id", tables.session_input: "session_id"}
+    rows = {}
+    for table, column in tables_of.items():
+        found = await conn.execute(select(table).where(table.c[column] == session_id).order_by(table.c.id))
+        rows[table.name] = [
+            {name: value for name, value in row.items() if not name.startswith("wake_")} for row in found.mappings()
+        ]
+    return rows
+
+
+async def assert_equal_to_rebuild(house: House, session_id: str) -> None:
+    """Replay the session's log into a database of its own, and compare every projected row and column.
+
+    The log has to be contiguous for that, from 0.
+    """
+    log = await house.events(session_id)
+    assert [event.seq for event in log] == list(range(len(log)))
+    scratch = Database(house.services.settings.database_url or "", pool_size=1)
+    try:
+        async with house.services.database.read() as conn:
+            live = await projection(conn, session_id)
+        async with scratch.engine.connect() as conn:
+            # A schema that goes away with the transaction stands for the empty database.
+            await conn.execute(text("CREATE SCHEMA rebuild"))
+            await conn.execute(text("SET LOCAL search_path TO rebuild"))
+            await conn.run_sync(tables.metadata.create_all)
+            head = await event_log.begin(conn, session_id)
+            await event_log.append(conn, head, [Entry(event.id, event.decode()) for event in log])
+            rebuilt = await projection(conn, session_id)
+            await conn.rollback()
+    finally:
+        await scratch.close()
+    assert rebuilt == live
+
+
 @asynccontextmanager
 async def open_house(
     database_url: str,
@@ -115,6 +197,7 @@ async def open_house(
     reply: Callable[[dict[str, Any]], Sequence[Action]] | Sequence[Sequence[Action]] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
+    registry: Registry | None = None,
     serve: bool = True,
     **changes: Any,
 ) -> AsyncIterator[House]:
@@ -123,7 +206,7 @@ async def open_house(
     environ = {"TEMPORAL_ADDRESS": address, "PATH": "/usr/bin:/bin", **(environ or {})}
     async with ScriptedProvider(reply) as provider:
         settings = house_settings(database_url, task_queue, directory, provider.base_url, **changes)
-        async with open_services(settings, environ=environ) as services:
+        async with open_services(settings, environ=environ, registry=registry) as services:
             house = House(services, provider, client, task_queue, directory)
             if not serve:
                 yield house
