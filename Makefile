@@ -36,12 +36,14 @@ check: $(STAMP) ## lint, format, types, import rules, house rules
 bench: $(STAMP) ## run the benchmarks
 	@$(BIN)/python -m bench $(ARGS)
 
+COMPILE = UV_NO_CONFIG=1 $(BIN)/uv pip compile pyproject.toml --extra build --universal --python-version 3.11 \
+	--generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet
+
 .PHONY: lock
-lock: $(STAMP) ## resolve requirements.lock anew from pyproject.toml
-	@UV_NO_CONFIG=1 $(BIN)/uv pip compile pyproject.toml --extra local --extra dev --universal --python-version 3.11 \
-		--generate-hashes --upgrade --no-header --no-annotate --no-emit-index-url --no-emit-find-links \
-		--quiet --output-file requirements.lock
-	@echo "requirements.lock holds $$(grep -c == requirements.lock) packages"
+lock: $(STAMP) ## resolve both lock files anew from pyproject.toml: for working here, and for the worker's image
+	@$(COMPILE) --extra local --extra dev --upgrade --output-file requirements.lock
+	@$(COMPILE) --constraint requirements.lock --output-file requirements-worker.lock
+	@echo "requirements.lock holds $$(grep -c == requirements.lock) packages, requirements-worker.lock $$(grep -c == requirements-worker.lock)"
 
 .PHONY: clean
 clean: ## remove the environment and everything that tools left behind

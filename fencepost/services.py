@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -66,7 +67,9 @@ async def connect_temporal(environ: Mapping[str, str] | None = None) -> Client:
     try:
         return await Client.connect(**options, data_converter=pydantic_data_converter)
     except (RuntimeError, RPCError, OSError) as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        # Temporal's native part nests its errors; the innermost kind says it all.
+        kind = re.search(r"kind: (\w+)", str(error))
+        reason = kind[1] if kind else (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise UnavailableError(
             f"Temporal at {where} cannot be reached ({reason}): check that it runs and that TEMPORAL_ADDRESS is right"
         ) from error

@@ -13,6 +13,8 @@ from typing import Literal, TextIO, TypeAlias
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from fencepost.domain.errors import FencepostError
+
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["auto", "console", "json"]
 
@@ -47,6 +49,18 @@ def withhold(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDic
     return event
 
 
+def shorten_expected(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Give an error of ours that somebody else logs as its message, without a traceback (a structlog processor)."""
+    raised = event.get("exc_info")
+    error = raised[1] if isinstance(raised, tuple) else raised
+    cause = error.__cause__ if isinstance(error, Exception) else None
+    expected = next((one for one in (error, cause) if isinstance(one, FencepostError)), None)
+    if expected is not None:
+        del event["exc_info"]
+        event["error"] = expected.message
+    return event
+
+
 def configure_logging(level: LogLevel = "info", log_format: LogFormat = "auto", stream: TextIO | None = None) -> None:
     """Set up logging for this process, again if it is called again. `auto` is `console` on a terminal, else `json`.
 
@@ -60,11 +74,12 @@ def configure_logging(level: LogLevel = "info", log_format: LogFormat = "auto", 
         structlog.stdlib.add_logger_name,
         structlog.stdlib.ExtraAdder(allow=()),
         withhold,
+        shorten_expected,
         structlog.processors.TimeStamper(fmt="%H:%M:%S" if console else "iso", utc=not console),
     ]
     last: list[Processor]
     if console:
-        last = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        last = [structlog.dev.ConsoleRenderer(colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback)]
     else:
         last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
     structlog.configure(

@@ -55,7 +55,13 @@ class WorkerProcess:
 async def worker_process(environment: dict[str, str]) -> AsyncIterator[WorkerProcess]:
     """Start a worker, and kill it at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "worker", cwd=ROOT, env=environment, stderr=asyncio.subprocess.PIPE, start_new_session=True
+        sys.executable,
+        "-m",
+        "worker",
+        cwd=ROOT,
+        env=environment,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     worker = WorkerProcess(process)
     try:

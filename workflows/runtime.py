@@ -10,18 +10,21 @@ from typing import Any
 from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
 from temporalio.common import RawValue
-from temporalio.contrib.pydantic import PydanticPayloadConverter, pydantic_data_converter
+from temporalio.contrib.pydantic import PydanticPayloadConverter, ToJsonOptions, pydantic_data_converter
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from workflows.session_turn import SessionTurn
 
 
 class RawWhenUndeclared(PydanticPayloadConverter):
-    """Gives a payload without a declared type as it came.
+    """Gives a payload without a declared type as it came, and writes only fields that were set.
 
     Handlers of a public workflow declare no types, since decoding before the handler runs would drop a malformed
     signal silently, and fail the workflow task, for ever, on a malformed start.
     """
+
+    def __init__(self) -> None:
+        super().__init__(ToJsonOptions(exclude_unset=True))
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
         """Decode by the declared types, or not at all."""

@@ -90,7 +90,7 @@ class SessionTurn:
         """Run until the session has nothing to do."""
         start = self._read_start(args)
         await self._begin(start)
-        office = asyncio.create_task(self._deliver())
+        self._office = asyncio.create_task(self._deliver())
         work = asyncio.create_task(self._work())
         try:
             return await asyncio.shield(work)
@@ -101,8 +101,6 @@ class SessionTurn:
                 self._turn.stop(InterruptInput(reason="the workflow was cancelled"), "cancelled")
             await work
             raise
-        finally:
-            office.cancel()
 
     # Handlers. None of them declares a type: see workflows.mail.
 

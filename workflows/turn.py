@@ -263,15 +263,15 @@ class Turn:
         )
         self.progress.running[call.id] = call.summary
         self.progress.show()
+        # No `finally` here: when Temporal evicts a run it closes its coroutines outside the workflow's event loop.
         try:
             await self._wait_for(start_tool(given, call, self.settings))
         except ActivityError as error:
             # Its outcome is unknown, and it is never started again: the settlement says that it was interrupted.
             if failure_type(error) != "Cancelled":
                 self._note_loss(error)
-        finally:
-            self.progress.running.pop(call.id, None)
-            self.progress.show()
+        self.progress.running.pop(call.id, None)
+        self.progress.show()
 
     async def _rest(self) -> None:
         """Let every tool of the step come to its end: a new execution id would fence the healthy ones."""

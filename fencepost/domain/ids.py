@@ -37,7 +37,8 @@ def fresh_id(prefix: Prefix) -> str:
 
 def derived_id(prefix: Prefix, *parts: str | int) -> str:
     """Give the one id that stands for these parts, in any process and at any time. Nothing sorts by it."""
-    digest = hashlib.sha256("\x1f".join([prefix, *map(str, parts)]).encode()).digest()
+    # Parts may come from outside: a lone surrogate has an encoding of its own here, and is no error.
+    digest = hashlib.sha256("\x1f".join([prefix, *map(str, parts)]).encode("utf-8", "surrogatepass")).digest()
     return f"{prefix}_{_base62(int.from_bytes(digest[:24], 'big'), 26)}"
 
 

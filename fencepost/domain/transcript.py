@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, assert_never
 
 from fencepost.domain import messages as m
+from fencepost.domain.clean import clean
 from fencepost.domain.models import (
     Content,
     MediaContent,
@@ -109,9 +110,14 @@ def _input(state: m.ToolState) -> Any:
     if not isinstance(state, m.PendingTool):
         return state.input
     try:
-        return json.loads(state.input)
+        given = clean(json.loads(state.input, parse_constant=_no_json))
     except ValueError:
         return {}  # cut in the middle: providers refuse arguments that are no JSON
+    return given if isinstance(given, dict) else {"value": given}
+
+
+def _no_json(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON, although Python reads it")
 
 
 def _result(state: m.ToolState) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from fencepost.domain.clean import clean
+
 
 def wire_name(name: str) -> str:
     """Give a field's name on the wire: `assistant_message_id` is `assistantMessageID`, `old_string` is `oldString`."""
@@ -16,8 +18,15 @@ def wire_name(name: str) -> str:
 class WireModel(BaseModel):
     """A frozen value with camelCase names on the wire; unknown keys are kept out, absent optionals are not written."""
 
-    model_config = ConfigDict(frozen=True, alias_generator=wire_name, populate_by_name=True, extra="ignore")
+    model_config = ConfigDict(
+        frozen=True, alias_generator=wire_name, populate_by_name=True, serialize_by_alias=True, extra="ignore"
+    )
 
     def to_wire(self) -> dict[str, Any]:
         """Give the JSON object as stored: wire names, without keys whose value is None."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        try:
+            return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        except UnicodeEncodeError:
+            # Pydantic refuses a lone surrogate in free-form values and in keys; nothing could store it either.
+            cleaned: dict[str, Any] = clean(self.model_dump(by_alias=True, exclude_none=True))
+            return cleaned

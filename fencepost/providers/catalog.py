@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
@@ -16,7 +16,7 @@ from fencepost.domain.models import ModelConfig, ModelRef, ModelRequest, Provide
 from fencepost.domain.stream import StreamEvent, Usage
 from fencepost.providers import openai_chat
 
-Adapter: TypeAlias = Callable[[httpx2.AsyncClient, ModelRequest, str | None], AsyncIterator[StreamEvent]]
+Adapter: TypeAlias = Callable[[httpx2.AsyncClient, ModelRequest, str | None], AsyncGenerator[StreamEvent, None]]
 """One request of a provider as a stream of events; see `fencepost.providers.openai_chat.stream`."""
 
 _ADAPTERS: Final[Mapping[str, Adapter]] = MappingProxyType({"openai-chat": openai_chat.stream})

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx2
@@ -31,7 +31,9 @@ AFTER_USAGE = 0.5
 _MAX_ERROR_BYTES = 64 * 1024
 
 
-async def stream(client: httpx2.AsyncClient, request: ModelRequest, api_key: str | None) -> AsyncIterator[StreamEvent]:
+async def stream(
+    client: httpx2.AsyncClient, request: ModelRequest, api_key: str | None
+) -> AsyncGenerator[StreamEvent, None]:
     """Make exactly one request and yield its answer as it arrives.
 
     `StepStart` comes first, `StepFinish` and `Finish` last; or a `ProviderErrorEvent` last, when the provider reports
@@ -53,7 +55,7 @@ async def stream(client: httpx2.AsyncClient, request: ModelRequest, api_key: str
         raise attempt.broken(error) from error
 
 
-def _chunks(response: httpx2.Response) -> AsyncGenerator[bytes]:
+def _chunks(response: httpx2.Response) -> AsyncGenerator[bytes, None]:
     # Decoding costs as much again as reading, and identity is what was asked for.
     encoded = response.headers.get("content-encoding", "identity") != "identity"
     return response.aiter_bytes() if encoded else response.aiter_raw()
@@ -98,7 +100,7 @@ class _Attempt:
         async with asyncio.timeout(limit):
             return await self._client.send(request, stream=True)
 
-    async def events(self, chunks: AsyncGenerator[bytes]) -> AsyncGenerator[StreamEvent]:
+    async def events(self, chunks: AsyncGenerator[bytes, None]) -> AsyncGenerator[StreamEvent, None]:
         """Give the events of the body, up to the one that ends the answer. Raises ProviderError."""
         reader, decoder = EventReader(), self._decoder
         limit = self._provider.first_chunk_timeout
@@ -132,7 +134,7 @@ class _Attempt:
         if chunk is not None:
             await _drain(chunks, min(limit, AFTER_USAGE))
 
-    async def _next(self, chunks: AsyncGenerator[bytes], limit: float) -> bytes | None:
+    async def _next(self, chunks: AsyncGenerator[bytes, None], limit: float) -> bytes | None:
         """Give the next chunk, None at the end of the body, which for a complete answer includes any break."""
         try:
             if limit >= self._read_limit:
@@ -195,7 +197,7 @@ class _Attempt:
         message = f"{self._where} {what}" + (f": {shown}" if shown else "")
         return ProviderError(message, reason="InvalidProviderOutput", transient=False)
 
-    async def refusal(self, response: httpx2.Response, chunks: AsyncGenerator[bytes]) -> ProviderError:
+    async def refusal(self, response: httpx2.Response, chunks: AsyncGenerator[bytes, None]) -> ProviderError:
         """Give the error that a status other than 200 stands for, in the provider's words where there are any."""
         body = b""
         with contextlib.suppress(httpx2.HTTPError, TimeoutError):
@@ -248,7 +250,7 @@ def _lasting(error: Exception) -> str | None:
     return None
 
 
-async def _drain(chunks: AsyncGenerator[bytes], limit: float) -> None:
+async def _drain(chunks: AsyncGenerator[bytes, None], limit: float) -> None:
     """Read the end of the body, so that the connection can be used again; an endpoint that goes on is left."""
     with contextlib.suppress(httpx2.HTTPError, TimeoutError):
         async with asyncio.timeout(limit):

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections import Counter
@@ -343,9 +344,16 @@ class _Answer:
         return b"".join((_HEAD, end, _HEAD, b'[],"usage":', json.dumps(usage).encode(), b"}\n\n", _DONE))
 
 
-async def _serve(host: str, port: int, delay: float) -> None:
+def _on_input(stopped: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 1024):
+        stopped.set()
+
+
+async def _serve(host: str, port: int, delay: float, *, until_stdin_ends: bool) -> None:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+    if until_stdin_ends:
+        loop.add_reader(sys.stdin.fileno(), _on_input, stopped)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     async with ScriptedProvider(host=host, port=port).with_delay(delay) as provider:
@@ -360,9 +368,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--delay-ms", type=float, default=0, help="wait so long before each chunk")
+    parser.add_argument("--until-stdin-ends", action="store_true", help="end with whoever started this")
     options = parser.parse_args(arguments)
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_serve(options.host, options.port, options.delay_ms / 1000))
+        delay = options.delay_ms / 1000
+        asyncio.run(_serve(options.host, options.port, delay, until_stdin_ends=options.until_stdin_ends))
     return 0
 
 

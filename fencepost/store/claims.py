@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from sqlalchemy import delete, insert, select, text, update
+from sqlalchemy import delete, func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -17,6 +17,20 @@ from fencepost.store import event_log, inbox, ledger, leftovers, ownership, tabl
 from fencepost.store.event_log import Entry, Head
 from fencepost.store.ownership import Held, Lease, Owner
 from fencepost.store.steps import record_continuation
+
+_FROM_CLIENTS = tuple(
+    kind.stored_type()
+    for kind in (
+        events.SessionCreated,
+        events.PromptAdmitted,
+        events.AgentSwitchedEvent,
+        events.ModelSwitchedEvent,
+        events.Moved,
+        events.RevertStaged,
+        events.RevertCleared,
+        events.RevertCommitted,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +80,10 @@ async def claim(conn: AsyncConnection, wanted: Wanted, seen: Seen | None, lease:
         return await _claim_free(conn, wanted, head, own, lease)
     if (row.id, row.owner_id) == (token.execution_id, token.owner_id):
         await ownership.renew(conn, Held(token, head, row.assistant_message_id, row.phase, row.expires_at), lease)
-        return Claimed(held=True)
+        return Claimed(held=True, exhausted=own is not None and bool(own.results.get("exhausted")))
     if own is not None:
+        if own.results.get("held") is False:
+            return _recorded(own)
         raise OwnershipLostError(f"execution {token.execution_id} was superseded by {row.id}")
     reason = wanted.reason
     if row.owner_id != token.owner_id:
@@ -84,13 +100,15 @@ async def claim(conn: AsyncConnection, wanted: Wanted, seen: Seen | None, lease:
     )
     if not wanted.force and not await inbox.has_pending(conn, token.session_id):
         await conn.execute(delete(execution).where(execution.c.session_id == token.session_id))
-        return Claimed(held=False, exhausted=outcome.exhausted)
+        return await _not_held(conn, token, head, exhausted=outcome.exhausted)
     await conn.execute(
         update(execution)
         .where(execution.c.session_id == token.session_id)
         .values(**_fresh(token, head, lease), recovery_error=None)
     )
-    await ledger.open_ledger(conn, token, outcome.continuations, head.now)
+    await ledger.open_ledger(
+        conn, token, outcome.continuations, head.now, results={"exhausted": True} if outcome.exhausted else None
+    )
     return Claimed(held=True, exhausted=outcome.exhausted)
 
 
@@ -109,20 +127,32 @@ async def _claim_free(
     conn: AsyncConnection, wanted: Wanted, head: Head, own: ledger.Ledger | None, lease: Lease
 ) -> Claimed:
     token = wanted.token
-    if own is not None:
-        if own.stage == "released":
-            return Claimed(held=False)
-        raise OwnershipLostError(f"the claim of execution {token.execution_id} was taken away")
     # Looked for again: a claim inserted while this one waited for the log's lock was not there to be locked before.
+    # It may be this very claim, made by a twin of this call.
     if await ownership.owner_of(conn, token.session_id) is not None:
         raise AskAgainError
+    if own is not None:
+        if own.stage == "released":
+            return _recorded(own)
+        raise OwnershipLostError(f"the claim of execution {token.execution_id} was taken away")
     if not wanted.force and not await inbox.has_pending(conn, token.session_id):
-        return Claimed(held=False)
+        return await _not_held(conn, token, head, exhausted=False)
     await conn.execute(
         insert(tables.session_execution).values(session_id=token.session_id, **_fresh(token, head, lease))
     )
     await ledger.open_ledger(conn, token, 0, head.now)
     return Claimed(held=True)
+
+
+async def _not_held(conn: AsyncConnection, token: Token, head: Head, *, exhausted: bool) -> Claimed:
+    """Record that there was nothing to run: a late twin of this call must not claim what came since."""
+    results = {"held": False, "exhausted": exhausted}
+    await ledger.open_ledger(conn, token, 0, head.now, stage="released", results=results)
+    return Claimed(held=False, exhausted=exhausted)
+
+
+def _recorded(own: ledger.Ledger) -> Claimed:
+    return Claimed(held=False, exhausted=bool(own.results.get("exhausted")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +174,7 @@ async def reconcile(conn: AsyncConnection, held: Held, reason: TakeoverReason, m
     stage = done.stage if done is not None else "claimed"
     step_open = stage == "requested"
     answer_owed = stage != "claimed" and await _unanswered(conn, held, step_open=step_open)
+    last_own = await _last_appended(conn, old) if stage != "claimed" else -1
     made: list[events.DurableEvent] = []
     if step_open and held.assistant_message_id is not None:
         message = await leftovers.newest_assistant(conn, old.session_id)
@@ -162,7 +193,7 @@ async def reconcile(conn: AsyncConnection, held: Held, reason: TakeoverReason, m
     entries = [Entry(derived_id("evt", old.execution_id, "reconciled", n), event) for n, event in enumerate(made)]
     await event_log.append(conn, head, entries)
     if not continues(reason):
-        await inbox.clear_wakes(conn, old.session_id, head.seq)
+        await inbox.clear_wakes(conn, old.session_id, last_own)
     await _close_books(conn, old)
     if done is not None:
         await ledger.move(conn, done, done.step, "released", head.now, results=done.results)
@@ -200,6 +231,16 @@ async def _last_interruption(conn: AsyncConnection, token: Token) -> str:
         .limit(1)
     )
     return str(found.scalar_one_or_none() or "lost")
+
+
+async def _last_appended(conn: AsyncConnection, old: Token) -> int:
+    """Give the last sequence that running work appended; what clients append beside it does not count."""
+    log = tables.event
+    found = await conn.execute(
+        select(func.max(log.c.seq)).where(log.c.aggregate_id == old.session_id, log.c.type.not_in(_FROM_CLIENTS))
+    )
+    seq = found.scalar_one_or_none()
+    return -1 if seq is None else int(seq)
 
 
 async def _close_books(conn: AsyncConnection, old: Token) -> None:

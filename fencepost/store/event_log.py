@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.clean import clean
@@ -100,7 +101,11 @@ async def append(conn: AsyncConnection, head: Head, entries: Sequence[Entry]) ->
         sequence = tables.event_sequence
         moved = update(sequence).where(sequence.c.aggregate_id == head.session_id).values(seq=head.seq)
         await conn.execute(moved)
-        await conn.execute(insert(tables.event), rows)
+        try:
+            await conn.execute(insert(tables.event), rows)
+        except IntegrityError as error:
+            # Another session appended one of these ids at the same time, and committed first.
+            raise EventConflictError(f"an event id of {head.session_id} stands for another event already") from error
     return seqs
 
 

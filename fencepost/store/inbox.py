@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import and_, exists, or_, select, update
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.clean import clean
-from fencepost.domain.errors import PromptConflictError
+from fencepost.domain.errors import LifecycleConflictError, PromptConflictError
 from fencepost.domain.events import PromptAdmitted, Prompted
 from fencepost.domain.ids import derived_id
 from fencepost.domain.inbox import Delivery, Prompt, Receipt
@@ -46,7 +45,7 @@ async def admit(
         )
         try:
             await event_log.append(conn, head, [Entry(derived_id("evt", "admitted", session_id, input_id), event)])
-        except IntegrityError as error:
+        except LifecycleConflictError as error:
             # Two sessions admitted one id at the same time, and the other one won.
             raise _conflict(session_id, input_id) from error
         row = await _find(conn, input_id)
@@ -86,7 +85,7 @@ def _receipt(row: Mapping[Any, Any]) -> Receipt:
         delivery=row["delivery"],
         admitted_seq=row["admitted_seq"],
         time_created=row["time_created"],
-        promoted_seq=row["promoted_seq"],
+        **({} if row["promoted_seq"] is None else {"promoted_seq": row["promoted_seq"]}),
     )
 
 
@@ -145,10 +144,16 @@ async def promote(conn: AsyncConnection, head: Head, *, queued: bool) -> list[En
 
 
 async def clear_wakes(conn: AsyncConnection, session_id: str, up_to: int) -> None:
-    """After a user's interrupt: input admitted up to this sequence waits for the client's next call."""
-    inbox = tables.session_input
+    """After a user stopped the turn: input admitted up to this sequence waits for the client's next call, and a
+    continuation that was recorded but not begun is dropped."""
+    inbox, recovery = tables.session_input, tables.session_recovery
     await conn.execute(
         update(inbox)
         .where(inbox.c.session_id == session_id, inbox.c.promoted_seq.is_(None), inbox.c.admitted_seq <= up_to)
         .values(wake_pending=False)
+    )
+    await conn.execute(
+        update(recovery)
+        .where(recovery.c.session_id == session_id, recovery.c.phase == "pending")
+        .values(phase="stopped", wake_pending=False)
     )

@@ -50,18 +50,26 @@ async def require(conn: AsyncConnection, token: Token) -> Ledger:
     return ledger
 
 
-async def open_ledger(conn: AsyncConnection, token: Token, continuations: int, now: int) -> None:
-    """Record a claim: the execution begins at step 0, stage claimed."""
+async def open_ledger(
+    conn: AsyncConnection,
+    token: Token,
+    continuations: int,
+    now: int,
+    *,
+    stage: Stage = "claimed",
+    results: dict[str, Any] | None = None,
+) -> None:
+    """Record a claim: the execution begins at step 0, stage claimed, or ends at once, stage released."""
     await conn.execute(
         insert(tables.execution_ledger).values(
             execution_id=token.execution_id,
             session_id=token.session_id,
             owner_id=token.owner_id,
             step=0,
-            stage="claimed",
+            stage=stage,
             attempt=0,
             continuations=continuations,
-            result={},
+            result=results or {},
             time_created=now,
             time_updated=now,
         )

@@ -50,7 +50,8 @@ async def close_open_parts(
 ) -> list[DurableEvent]:
     """Give the events that end open text and reasoning with what is known of them, and fail open tools.
 
-    What is known of an open part is its text so far as kept for readers, at most about a second old.
+    What is known of an open part is its text so far as kept for readers, at most about a second old. A part that has
+    its durable text keeps it, whatever was kept of it before.
     """
     live = tables.live_part
     rows = await conn.execute(select(live).where(live.c.assistant_message_id == message_id))
@@ -59,12 +60,12 @@ async def close_open_parts(
     made: list[DurableEvent] = []
     for part in data["content"]:
         text = kept.get((part["type"], part["id"]), "")
-        if part["type"] == "text" and text and not tools_only:
+        if part["type"] == "text" and text and not part["text"] and not tools_only:
             made.append(events.TextEnded(**about, text_id=part["id"], text=text))
         elif part["type"] == "reasoning" and "completed" not in part.get("time", {}) and not tools_only:
             made.append(events.ReasoningEnded(**about, reasoning_id=part["id"], text=text))
         elif is_open(part):
-            if part["state"]["status"] == "pending" and text:
+            if part["state"]["status"] == "pending" and text and not part["state"]["input"]:
                 made.append(events.ToolInputEnded(**about, call_id=part["id"], text=text))
             executed = bool((part.get("provider") or {}).get("executed"))
             made.append(

@@ -59,18 +59,20 @@ async def _session_created(conn: AsyncConnection, event: events.SessionCreated, 
 async def _insert_message(
     conn: AsyncConnection, event: events.DurableEvent, seq: int, message_id: str, kind: str, data: dict[str, Any]
 ) -> None:
-    """A duplicate id fails on the primary key, which rolls the event back and keeps the original."""
-    await conn.execute(
-        insert(tables.session_message).values(
-            id=message_id,
-            session_id=event.session_id,
-            type=kind,
-            seq=seq,
-            time_created=event.timestamp,
-            time_updated=event.timestamp,
-            data=data,
-        )
+    """A duplicate id is refused, which rolls the event back and keeps the original."""
+    messages = tables.session_message
+    statement = upsert(messages).values(
+        id=message_id,
+        session_id=event.session_id,
+        type=kind,
+        seq=seq,
+        time_created=event.timestamp,
+        time_updated=event.timestamp,
+        data=data,
     )
+    once = statement.on_conflict_do_nothing(index_elements=["id"]).returning(messages.c.id)
+    if (await conn.execute(once)).first() is None:
+        raise LifecycleConflictError(f"there is a message {message_id} already: {event.type} cannot make another")
 
 
 def _created(event: events.DurableEvent) -> dict[str, Any]:

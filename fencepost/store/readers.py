@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -77,10 +77,12 @@ class _Open:
 
 @dataclass(slots=True)
 class _Cursor:
-    """What a reader has seen: the last sequence, and how much of each open part."""
+    """What a reader has seen: the last sequence, and how much of each open part. `look` asks for a look at the tables:
+    at the beginning, and after a silence, since a notification may have been lost."""
 
     session_id: str
     seq: int
+    look: bool = True
     parts: dict[tuple[str, str, str], _Open] = field(default_factory=dict)
 
     def durable(self, stored: StoredEvent) -> list[StoredEvent | Delta]:
@@ -132,22 +134,40 @@ async def follow(
     """Yield the session's durable events after a sequence, then its open parts, then what happens, for ever.
 
     No gap and no duplicate: live text is always the continuation of what was yielded of its part, and a durable end
-    is preceded by whatever of the part is missing. Outages of the database are waited out. Close the iterator to end.
+    is preceded by whatever of the part is missing. A part that was begun before `after` and is still open comes from
+    its beginning. Outages of the database are waited out. Close the iterator to end.
     """
     cursor = _Cursor(session_id, after)
+    begun = False
     while True:
         try:
+            if not begun:
+                await _begun_before(database, cursor)
+                begun = True
             # Subscribed before the first read, so that nothing falls between the two.
             async with listener.subscribed(session_id) as queue:
-                joined = False
+                cursor.look = True
                 while True:
-                    async for item in _catch_up(database, cursor, parts=not joined):
-                        yield item
-                    joined = True
+                    if cursor.look:
+                        async for item in _catch_up(database, cursor, parts=True):
+                            yield item
+                        cursor.look = False
                     async for item in _heard(database, listener, cursor, queue):
                         yield item
         except UnavailableError:
             await asyncio.sleep(POLL_SECONDS)
+
+
+async def _begun_before(database: Database, cursor: _Cursor) -> None:
+    """Find the parts that are open at the reader's beginning: started by the newest step up to there, not ended."""
+    log, first, after = tables.event, events.StepStarted.stored_type(), cursor.seq
+    mine = (log.c.aggregate_id == cursor.session_id) & (log.c.seq <= after)
+    step = select(func.max(log.c.seq)).where(mine, log.c.type == first).scalar_subquery()
+    async with database.read() as conn:
+        rows = (await conn.execute(select(log).where(mine, log.c.seq >= step).order_by(log.c.seq))).all()
+    for row in rows:
+        cursor.durable(StoredEvent(row.id, row.aggregate_id, row.seq, row.type, row.data))
+    cursor.seq = after
 
 
 async def _catch_up(database: Database, cursor: _Cursor, *, parts: bool) -> AsyncIterator[StoredEvent | Delta]:
@@ -181,6 +201,7 @@ async def _heard(
         notice = await asyncio.wait_for(queue.get(), POLL_SECONDS)
     except TimeoutError:
         await listener.ensure()
+        cursor.look = True
         return
     while True:
         if notice.seq > cursor.seq:

@@ -11,10 +11,11 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
+from fencepost.domain.clean import clean_text
 from fencepost.domain.errors import OwnershipLostError
 from fencepost.domain.events import DurableEvent, InterruptReason, StepInterrupted, Synthetic, ToolCalled
 from fencepost.domain.ids import derived_id
-from fencepost.domain.ownership import Token
+from fencepost.domain.ownership import Token, continues
 from fencepost.store import inbox, ledger, ownership, tables
 from fencepost.store.event_log import Entry
 from fencepost.store.leftovers import close_open_parts, newest_assistant
@@ -44,6 +45,7 @@ async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: boo
     done = await ledger.require(conn, token)
     if done.passed(step, "prepared"):
         return Prepared(**done.results.get("prepared", {"assistant_message_id": "", "promoted": 0, "continued": False}))
+    _require_settled(done, step)
     entries = await _left_open(conn, held, step)
     continuation = await _continuation(conn, held)
     # A turn that goes on by a continuation is not over: queued input waits for its end.
@@ -63,6 +65,12 @@ async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: boo
     await ownership.set_phase(conn, held, "ready")
     await ledger.move(conn, done, step, "prepared", held.head.now, attempt=0, results={"prepared": recorded}, **changes)
     return result
+
+
+def _require_settled(done: ledger.Ledger, step: int) -> None:
+    """No step begins or ends while another one's stream may still be running under the same token."""
+    if done.stage == "requested" and done.step != step:
+        raise OwnershipLostError(f"step {done.step} of execution {done.execution_id} is still open, not step {step}")
 
 
 async def _left_open(conn: AsyncConnection, held: Held, step: int) -> list[Entry]:
@@ -127,6 +135,8 @@ async def attempt_failed(conn: AsyncConnection, token: Token, step: int, attempt
     done = await ledger.require(conn, token)
     if (done.step, done.stage, done.attempt) != (step, "requested", attempt):
         raise OwnershipLostError(f"attempt {attempt} of step {step} is not open in execution {token.execution_id}")
+    if held.assistant_message_id is not None:
+        raise OwnershipLostError(f"attempt {attempt} of step {step} has durable output: it cannot be made again")
     await ledger.move(conn, done, step, "requested", held.head.now, results={**done.results, "failed_attempt": attempt})
 
 
@@ -154,8 +164,10 @@ async def publish(
     """
     held = await ownership.hold(conn, token, unexpired=True)
     done = await ledger.require(conn, token)
-    if (done.step, done.stage) != (producer.step, "requested"):
-        raise OwnershipLostError(f"step {producer.step} of execution {token.execution_id} is not open")
+    if (done.step, done.stage, done.attempt) != (producer.step, "requested", producer.attempt):
+        raise OwnershipLostError(
+            f"attempt {producer.attempt} of step {producer.step} is not open in execution {token.execution_id}"
+        )
     entries = []
     for ordinal, event in enumerate(make, first_ordinal):
         stamped = event.model_copy(update={"timestamp": held.head.now})
@@ -186,21 +198,22 @@ async def _drop_live(
 
 
 def part_of(event: events.TextEnded | events.ReasoningEnded | events.ToolInputEnded) -> tuple[str, str]:
-    """Give kind and id of the part that an event ends."""
+    """Give kind and id of the part that an event ends, the id as it is stored."""
     if isinstance(event, events.TextEnded):
-        return "text", event.text_id
+        return "text", clean_text(event.text_id)
     if isinstance(event, events.ReasoningEnded):
-        return "reasoning", event.reasoning_id
-    return "tool", event.call_id
+        return "reasoning", clean_text(event.reasoning_id)
+    return "tool", clean_text(event.call_id)
 
 
 async def _plan_tool(conn: AsyncConnection, held: Held, event: ToolCalled) -> None:
-    key = derived_id("evt", "effect", event.session_id, event.assistant_message_id, event.call_id)
+    call_id = clean_text(event.call_id)
+    key = derived_id("evt", "effect", event.session_id, event.assistant_message_id, call_id)
     await conn.execute(
         upsert(tables.tool_call)
         .values(
             assistant_message_id=event.assistant_message_id,
-            call_id=event.call_id,
+            call_id=call_id,
             session_id=event.session_id,
             execution_id=held.token.execution_id,
             status="called",
@@ -214,7 +227,8 @@ async def _plan_tool(conn: AsyncConnection, held: Held, event: ToolCalled) -> No
 async def _never_start(conn: AsyncConnection, event: events.ToolFailed) -> None:
     """A call that failed before it was executed, such as one with unreadable input, is settled with its failure."""
     calls = tables.tool_call
-    named = (calls.c.assistant_message_id == event.assistant_message_id) & (calls.c.call_id == event.call_id)
+    call_id = clean_text(event.call_id)
+    named = (calls.c.assistant_message_id == event.assistant_message_id) & (calls.c.call_id == call_id)
     await conn.execute(update(calls).where(named).values(status="settled"))
 
 
@@ -231,21 +245,26 @@ class LivePart:
 
 async def keep_live(conn: AsyncConnection, token: Token, part: LivePart) -> None:
     """Keep the part's text so far for readers and for recovery. Raises OwnershipLostError."""
-    await ownership.hold(conn, token, unexpired=True)
+    held = await ownership.hold(conn, token, unexpired=True)
+    done = await ledger.require(conn, token)
+    open_now = (done.stage, done.attempt, held.assistant_message_id)
+    if open_now != ("requested", part.attempt, part.assistant_message_id):
+        raise OwnershipLostError(f"the step of {part.assistant_message_id} is not open in {token.execution_id}")
+    text = clean_text(part.text)
     values = {
         "assistant_message_id": part.assistant_message_id,
         "kind": part.kind,
-        "part_id": part.part_id,
+        "part_id": clean_text(part.part_id),
         "session_id": token.session_id,
         "execution_id": token.execution_id,
         "attempt": part.attempt,
-        "text": part.text,
+        "text": text,
     }
     statement = upsert(tables.live_part).values(**values)
     await conn.execute(
         statement.on_conflict_do_update(
             index_elements=["assistant_message_id", "kind", "part_id"],
-            set_={"attempt": part.attempt, "text": part.text, "execution_id": token.execution_id},
+            set_={"attempt": part.attempt, "text": text, "execution_id": token.execution_id},
         )
     )
 
@@ -281,6 +300,7 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     done = await ledger.require(conn, token)
     if done.passed(step, "settled"):
         return bool(done.results.get("continued"))
+    _require_settled(done, step)
     execution, head = token.execution_id, held.head
     made: list[DurableEvent] = []
     # Before the request there is no assistant message of this step; the row may still name the last one's.
@@ -310,7 +330,7 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     await _forget_step(conn, token)
     if isinstance(terminal, Interruption):
         await ownership.set_phase(conn, held, "unknown", assistant)
-        if terminal.reason == "user":
+        if not continues(terminal.reason):
             await inbox.clear_wakes(conn, token.session_id, head.seq if terminal.up_to is None else terminal.up_to)
     limit = settlement.max_continuations
     continued = limit is not None and done.continuations < limit

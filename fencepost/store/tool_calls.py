@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from fencepost.domain.clean import clean_text
 from fencepost.domain.errors import OwnershipLostError
 from fencepost.domain.events import ToolFailed, ToolSuccess
 from fencepost.domain.ids import derived_id
@@ -34,6 +35,7 @@ async def start(conn: AsyncConnection, token: Token, message_id: str, call_id: s
     Raises OwnershipLostError when the token does not hold, the lease ran out, or the call was started already.
     """
     held = await ownership.hold(conn, token, unexpired=True)
+    call_id = clean_text(call_id)
     calls = tables.tool_call
     moved = await conn.execute(
         update(calls)
@@ -69,6 +71,7 @@ async def settle(
 ) -> None:
     """Record how a call ended. Raises OwnershipLostError when the token does not hold or the call is settled."""
     held = await ownership.hold(conn, token)
+    call_id = clean_text(call_id)
     calls = tables.tool_call
     moved = await conn.execute(
         update(calls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from fencepost.domain.errors import ProviderError
 from fencepost.domain.stream import StreamEvent, TextDelta, ToolCall, ToolInputDelta
 from fencepost.providers.http import make_client
 from fencepost.providers.openai_chat import stream
@@ -29,7 +31,7 @@ from fencepost.providers.scripted import (
     ScriptedProvider,
     Think,
 )
-from tests.providers.wire import KEY, Answer, chunk, collect, request, say, sse
+from tests.providers.wire import KEY, Answer, Body, chunk, collect, request, say, sse
 
 
 @pytest.fixture
@@ -94,7 +96,7 @@ async def test_closing_the_generator_closes_the_connection(client: httpx2.AsyncC
         async for event in events:
             if isinstance(event, TextDelta):
                 break
-        await events.aclose()  # type: ignore[attr-defined]
+        await events.aclose()
 
         await provider.left()
 
@@ -111,11 +113,22 @@ async def test_cancelling_closes_the_connection(client: httpx2.AsyncClient, scri
         await provider.left()
 
 
-async def test_leaving_a_body_by_an_error_closes_the_connection(client: httpx2.AsyncClient) -> None:
-    answer = await asked(client, Raw(b"data: {oops\n\n"), Hang())
+@pytest.mark.parametrize("last", [sse(say("b"), done=False), b"data: {oops\n\n"], ids=["by closing", "by an error"])
+async def test_the_body_is_closed_when_the_generator_is(last: bytes) -> None:
+    body = Body([sse(say("a"), done=False), last])
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, stream=body))
+    async with httpx2.AsyncClient(transport=transport) as client:
+        events = stream(client, request(), None)
+        seen = [await anext(events) for _ in range(3)]
+        open_before = not body.closed
 
-    assert answer.error is not None
-    assert answer.error.reason == "InvalidProviderOutput"
+        with contextlib.suppress(ProviderError):
+            await anext(events)
+            await events.aclose()
+
+        assert open_before
+        assert body.closed
+    assert seen[-1] == TextDelta("text-0", "a")
 
 
 @pytest.mark.parametrize(

@@ -242,7 +242,10 @@ async def test_no_message_holds_a_key(body: Any, status: int) -> None:
 
 
 async def test_an_error_in_the_stream_does_not_show_the_key() -> None:
-    answer = await answered(b"data: " + json.dumps(error(f"key {KEY} is over its limit")).encode() + b"\n\n")
+    shapeless = "correct horse"
+    body = b"data: " + json.dumps(error(f"key {shapeless} is over its limit")).encode() + b"\n\n"
+
+    answer = await answered(body, key=shapeless)
 
     assert answer.reported.message == "key [redacted] is over its limit"
 

@@ -218,6 +218,13 @@ async def test_the_marker_ends_an_answer_without_a_finish_reason() -> None:
     assert (answer.error, answer.text, answer.finish) == (None, "all", "unknown")
 
 
+async def test_the_first_finish_reason_counts_and_later_text_is_kept() -> None:
+    answer = await answered(sse(say("a"), chunk({}, "length"), say("b"), STOP))
+
+    assert (answer.text, answer.finish) == ("ab", "length")
+    assert TextEnd("text-1") in answer.events
+
+
 async def test_nothing_after_the_marker_counts() -> None:
     answer = await answered([sse(say("a"), STOP), sse(say("b"))])
 
@@ -230,7 +237,8 @@ async def test_nothing_after_the_marker_counts() -> None:
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 10**6])
 async def test_line_ends_marks_and_cuts_do_not_matter(end: str, size: int) -> None:
-    body = b"\xef\xbb\xbf" + sse(say("Ж日"), say("😀 two"), STOP).replace(b"\n", end.encode())
+    several_lines = "".join(f"data: {line}\n" for line in json.dumps(say("Ж日"), indent=1).splitlines()) + "\n"
+    body = b"\xef\xbb\xbf" + sse(several_lines, say("😀 two"), STOP).replace(b"\n", end.encode())
 
     answer = await answered([body[start : start + size] for start in range(0, len(body), size)])
 

@@ -126,10 +126,16 @@ class Answer:
         return event
 
 
-class _Body(httpx2.AsyncByteStream):
-    def __init__(self, chunks: Iterable[bytes], then: Exception | None) -> None:
+class Body(httpx2.AsyncByteStream):
+    """A response body in these network chunks, which breaks at its end when `then` is given."""
+
+    def __init__(self, chunks: Iterable[bytes], then: Exception | None = None) -> None:
         self._chunks = list(chunks)
         self._then = then
+        self.closed = False
+
+    async def aclose(self) -> None:
+        self.closed = True
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for item in self._chunks:
@@ -155,6 +161,7 @@ async def answered(
     headers: Mapping[str, str] | None = None,
     asked: ModelRequest | None = None,
     then: Exception | None = None,
+    key: str | None = KEY,
 ) -> Answer:
     """Give what the adapter makes of a response body, in the network chunks given; `then` breaks the connection."""
     sent: list[httpx2.Request] = []
@@ -164,9 +171,9 @@ async def answered(
         if isinstance(body, Exception):
             raise body
         chunks = [body] if isinstance(body, bytes) else body
-        return httpx2.Response(status, headers=headers or {}, stream=_Body(chunks, then))
+        return httpx2.Response(status, headers=headers or {}, stream=Body(chunks, then))
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(respond)) as client:
-        answer = await collect(client, asked or request())
+        answer = await collect(client, asked or request(), key)
     answer.sent = sent
     return answer

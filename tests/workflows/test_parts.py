@@ -70,7 +70,11 @@ async def test_deltas_are_live_and_never_stored(house: MakeHouse, kind: str) -> 
     tool.gate.set()
     # Nothing gathers, so each piece is a delta of its own; the pace lets the reader keep up with them.
     slow = [_slowly(action) for action in whole(kind)]
-    h = await house(lambda body: slow if len(body["messages"]) < 4 else [Say("End.")], registry=tool.registry, limits={"live_seconds": 0})
+    h = await house(
+        lambda body: slow if len(body["messages"]) < 4 else [Say("End.")],
+        registry=tool.registry,
+        limits={"live_seconds": 0},
+    )
     session_id = h.new_id()
     watching = asyncio.create_task(watch(h, session_id))
     handle = await h.start(session_id, "Go.")

@@ -1,0 +1,90 @@
+"""`fencepost dev`: the local stack and a worker in the foreground, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from fencepost.cli import terminal
+from fencepost.cli.entry import OK, Signals
+from fencepost.cli.stack import Place, open_place, watched, worker_environment
+from fencepost.cli.terminal import Notices
+from fencepost.cli.workers import SharedWorker, joined
+from fencepost.client import open_client
+from fencepost.config import PREFIX, find_config_file, load_settings
+
+_LOOK_SECONDS = 0.2
+
+
+async def dev(config: Path | None, ports: tuple[int | None, int | None], signals: Signals) -> int:
+    """Run until a signal comes, which is how it ends well."""
+    say = Notices()
+    settings, environ = load_settings(config), dict(os.environ)
+    ignored = [name for name in (f"{PREFIX}DATABASE_URL", "TEMPORAL_ADDRESS") if environ.get(name)]
+    if ignored:
+        say(f"{' and '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} ignored: this is the local stack")
+    try:
+        async with AsyncExitStack() as stack:
+            place = await stack.enter_async_context(open_place(settings, environ, say, only_local=True, ports=ports))
+            worker = SharedWorker(
+                settings.home,
+                settings.task_queue,
+                place.settings,
+                worker_environment(place, find_config_file(config, environ), {}),
+                others="refuse",
+                say=say,
+            )
+            await stack.enter_async_context(joined(worker, say))
+            client = await stack.enter_async_context(open_client(place.settings, place.environ))
+            await stack.enter_async_context(watched(client, place, say))
+            _tell(place, worker)
+            await _show_log(worker.log)
+    except asyncio.CancelledError:
+        if signals.received is None:
+            raise
+        say("stopped; the state stays for the next time")
+    return OK
+
+
+def _tell(place: Place, worker: SharedWorker) -> None:
+    settings, address = place.settings, place.environ["TEMPORAL_ADDRESS"]
+    for line in (
+        "fencepost runs on this machine; Ctrl-C stops it.",
+        "",
+        f"  Temporal UI  {place.ui_url}",
+        f"  Temporal     {address}, task queue {worker.queue}",
+        f"  PostgreSQL   {settings.database_url}",
+        f"  state, logs  {settings.home}",
+        "",
+        "In another terminal:",
+        "",
+        '  fencepost run "Read README.md and sum it up"',
+        "",
+        "For other programs, and workers of your own:",
+        "",
+        f"  export TEMPORAL_ADDRESS={address}",
+        f"  export {PREFIX}DATABASE_URL='{settings.database_url}'",
+        "",
+    ):
+        terminal.out(line)
+
+
+async def _show_log(file: Path) -> None:
+    """Show the worker's log for ever, as it grows; from the beginning again after a restart."""
+    position, number = 0, 0
+    while True:
+        try:
+            with file.open("rb") as log:
+                node = os.fstat(log.fileno()).st_ino
+                position, number = (position, number) if node == number else (0, node)
+                log.seek(position)
+                fresh = log.read()
+            position += len(fresh)
+            sys.stderr.write(terminal.plain(fresh.decode(errors="replace")))
+            sys.stderr.flush()
+        except FileNotFoundError:
+            pass  # between the end of one worker and the start of the next
+        await asyncio.sleep(_LOOK_SECONDS)

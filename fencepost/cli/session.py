@@ -1,0 +1,125 @@
+"""What `run` and `demo` share: a session, on the local stack or configured services, with a worker that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fencepost.cli import choice as choices
+from fencepost.cli.choice import SCRIPTED, Choice
+from fencepost.cli.scripted import scripted_provider
+from fencepost.cli.stack import Place, open_place, watched, worker_environment
+from fencepost.cli.workers import SharedWorker, joined
+from fencepost.client import Client, open_client
+from fencepost.config import external_services, find_config_file
+from fencepost.domain.errors import InvalidInputError, UnavailableError
+from fencepost.store.sessions import Session
+
+_WORKER_SECONDS = 10.0
+_LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a command wants of a session: an existing one by its id, or a new one."""
+
+    choice: Choice
+    config: Path | None
+    session_id: str | None = None
+    only_local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A place with a client whose task queue is served. `existing` is the session that was asked for."""
+
+    place: Place
+    client: Client
+    choice: Choice
+    existing: Session | None
+
+
+@asynccontextmanager
+async def ready(wanted: Wanted, say: Callable[[str], None], progress: Callable[[str], None]) -> AsyncIterator[Ready]:
+    """Start what is missing for the time of the block; `progress` is told of what takes time.
+
+    Raises what `choice.check`, `open_place` and `open_client` raise, NotFoundError for an unknown session, and
+    UnavailableError when no worker serves configured services.
+    """
+    choice = wanted.choice
+    if wanted.session_id is None and _is_local(wanted):
+        choices.check(choice)  # before anything is started
+    async with AsyncExitStack() as stack:
+        place = await stack.enter_async_context(
+            open_place(choice.settings, choice.environ, progress, only_local=wanted.only_local)
+        )
+        if choice.is_overridden and not place.is_local:
+            raise InvalidInputError(
+                "--base-url has no effect on workers that run elsewhere: configure the provider for them"
+            )
+        if place.is_local and wanted.session_id is None:
+            place, choice = await _with_provider(stack, place, choice)
+        client = await stack.enter_async_context(open_client(place.settings, place.environ))
+        await stack.enter_async_context(watched(client, place, say))
+        existing = None
+        if wanted.session_id is not None:
+            existing = await client.get(wanted.session_id)
+            if place.is_local:
+                choice = replace(choice, model=existing.model, agent=existing.agent)
+                choices.check(choice)
+                place, choice = await _with_provider(stack, place, choice)
+        if place.is_local:
+            queue = await _serve(stack, place, choice, wanted, client, progress)
+            client.settings = place.settings.model_copy(update={"task_queue": queue})
+        else:
+            await _wait_for_worker(client, say)
+        yield Ready(place, client, choice, existing)
+
+
+def _is_local(wanted: Wanted) -> bool:
+    given = external_services(wanted.choice.settings, wanted.choice.environ)
+    return wanted.only_local or not (given.temporal and given.postgresql)
+
+
+async def _with_provider(stack: AsyncExitStack, place: Place, choice: Choice) -> tuple[Place, Choice]:
+    """Take the place's addresses over into the choice, and start the scripted provider if it is asked for."""
+    choice = replace(choice, settings=place.settings, environ=place.environ)
+    if choice.needs_scripted():
+        url = await stack.enter_async_context(scripted_provider(choice.environ))
+        choice = replace(choices.with_provider(choice, SCRIPTED, url), is_ephemeral=True)
+    return replace(place, settings=choice.settings, environ=choice.environ), choice
+
+
+async def _serve(
+    stack: AsyncExitStack, place: Place, choice: Choice, wanted: Wanted, client: Client, say: Callable[[str], None]
+) -> str:
+    """See to a worker, and give its task queue: that of the session's open run, if there is one."""
+    config = find_config_file(wanted.config, choice.environ)
+    open_queue = await client.open_queue(wanted.session_id) if wanted.session_id is not None else None
+    worker = SharedWorker(
+        place.settings.home,
+        open_queue or place.settings.task_queue,
+        place.settings,
+        worker_environment(place, config, {}),
+        others="share" if open_queue is not None else "avoid",
+        private=choice.is_ephemeral,
+        say=say,
+    )
+    await stack.enter_async_context(joined(worker, say))
+    return worker.queue
+
+
+async def _wait_for_worker(client: Client, say: Callable[[str], None]) -> None:
+    queue = client.settings.task_queue
+    deadline = asyncio.get_running_loop().time() + _WORKER_SECONDS
+    told = False
+    while not await client.is_served():
+        if asyncio.get_running_loop().time() > deadline:
+            raise UnavailableError(f"no worker serves task queue {queue}: start one with `python -m worker`")
+        if not told:
+            say(f"waiting for a worker on task queue {queue}")
+            told = True
+        await asyncio.sleep(_LOOK_SECONDS)

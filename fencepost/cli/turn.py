@@ -1,0 +1,140 @@
+"""One prompt from admission to its turn's end, shown as it happens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from fencepost.cli.entry import FAILED, INTERRUPTED, OK, Signals
+from fencepost.cli.render import JsonLines, Screen
+from fencepost.client import Client
+from fencepost.domain.contracts import SessionInput, TurnResult
+from fencepost.domain.errors import UnavailableError
+from fencepost.store.event_log import StoredEvent
+
+_AGAIN_SECONDS = 1.0
+_STATUS_SECONDS = 2.0
+
+
+class TurnView:
+    """Shows a session while a turn of it runs."""
+
+    def __init__(self, client: Client, session_id: str, shown: JsonLines | Screen, say: Callable[[str], None]) -> None:
+        self._client = client
+        self._session_id = session_id
+        self._shown = shown
+        self._say = say
+        self._seen = -1
+        self._moved = asyncio.Event()
+        self._interrupted = False
+        self._interrupting: asyncio.Task[None] | None = None
+
+    async def run(self, text: str, session: SessionInput | None, signals: Signals) -> TurnResult:
+        """Send the prompt and give how its run ended, everything shown. Ctrl-C interrupts the turn, once.
+
+        `session` are the attributes of a new session. Raises BrokenPipeError when nobody reads the output any more.
+        """
+        self._seen = -1 if session is not None else await self._client.head(self._session_id)
+        printing = asyncio.create_task(self._print())
+        watching = asyncio.create_task(self._watch_status())
+        working = asyncio.create_task(self._work(text, session))
+        try:
+            with signals.softened(self._interrupt):
+                await asyncio.wait({printing, working}, return_when=asyncio.FIRST_COMPLETED)
+                if printing.done():
+                    await self._unread(printing, working)
+                result = await working
+            await self._shown_up_to(printing)
+            self._shown.finish(result)
+            return result
+        finally:
+            tasks = [each for each in (printing, watching, working, self._interrupting) if each is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _work(self, text: str, session: SessionInput | None) -> TurnResult:
+        await self._client.prompt(self._session_id, text, session=session)
+        return await self._client.result(self._session_id)
+
+    async def _print(self) -> None:
+        async for item in self._client.events(self._session_id, self._seen):
+            if not isinstance(item, StoredEvent):
+                self._shown.show(item)
+                continue
+            self._interrupted |= item.type.startswith("session.next.step.interrupted")
+            self._shown.show(item)
+            self._seen = item.seq
+            self._moved.set()
+
+    async def _shown_up_to(self, printing: asyncio.Task[None]) -> None:
+        """Wait until everything that is in the log is shown."""
+        head = await self._reached(self._client.head(self._session_id))
+        while self._seen < head and not printing.done():
+            self._moved.clear()
+            moving = asyncio.create_task(self._moved.wait())
+            await asyncio.wait({moving, printing}, return_when=asyncio.FIRST_COMPLETED)
+            moving.cancel()
+        if printing.done():
+            await printing
+
+    async def _reached(self, first: Coroutine[Any, Any, int]) -> int:
+        asking = first
+        while True:
+            try:
+                return await asking
+            except UnavailableError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+                asking = self._client.head(self._session_id)
+
+    async def _watch_status(self) -> None:
+        """Say what the turn waits for, while nothing of it is to be seen."""
+        said, seen = "", -2
+        while True:
+            await asyncio.sleep(_STATUS_SECONDS)
+            if seen != self._seen:
+                seen = self._seen
+                continue
+            try:
+                status = await self._client.status(self._session_id)
+            except UnavailableError:
+                continue
+            text = ""
+            if status.phase == "retrying":
+                text = f"the provider failed: attempt {status.attempt} is on its way"
+            elif status.phase == "waiting" and status.waiting_for:
+                text = f"waiting: {status.waiting_for}"
+            if text and text != said:
+                self._say(text)
+            said = text
+
+    async def _unread(self, printing: asyncio.Task[None], working: asyncio.Task[TurnResult]) -> None:
+        """Nobody reads what is shown: stop the turn as Ctrl-C would, then say why there is no output."""
+        self._interrupt()
+        await asyncio.wait({working})
+        await printing
+
+    def _interrupt(self) -> None:
+        if self._interrupting is None:
+            self._say("interrupting; press Ctrl-C again to leave without waiting")
+            self._interrupting = asyncio.create_task(self._keep_interrupting())
+
+    async def _keep_interrupting(self) -> None:
+        # Again until it is seen: a signal that comes before the turn has begun finds nothing to stop.
+        while not self._interrupted:
+            await self._client.interrupt(self._session_id, "by the user", after=max(self._seen, -1))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.Event().wait(), _AGAIN_SECONDS)
+
+
+def exit_code(result: TurnResult, say: Callable[[str], None]) -> int:
+    """Give the exit code for a turn's end, and say in one line why it is not 0."""
+    if result.outcome == "failed":
+        say(f"fencepost: the turn of {result.session_id} failed: {result.error or 'no reason was given'}")
+        return FAILED
+    if result.outcome == "interrupted":
+        say(f"fencepost: the turn of {result.session_id} was interrupted{f': {result.error}' if result.error else ''}")
+        return INTERRUPTED
+    return OK

@@ -1,0 +1,22 @@
+"""One database for all tests of the store: sessions do not see one another, so each test makes its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.store.kit import StoreKit, open_store
+
+
+@pytest.fixture(scope="session")
+async def store(postgres_url: str, template_database: str) -> AsyncIterator[StoreKit]:
+    """A store that all tests of this folder share."""
+    async with open_store(postgres_url, template_database) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def session_id(store: StoreKit) -> str:
+    """A new session in the shared store."""
+    return await store.new_session()

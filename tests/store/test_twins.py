@@ -1,0 +1,113 @@
+"""Database activities may run more than once, also at the same time: the second one answers and writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fencepost.domain import events
+from fencepost.store import tables
+from tests.store.kit import USER_STOP, StoreKit, token_of
+
+TWINS = 5
+
+
+@pytest.mark.conformance("INB-14")
+@pytest.mark.parametrize("repetition", range(5))
+async def test_twins_promote_an_input_once(store: StoreKit, repetition: int) -> None:
+    """Several connections prepare the same step at the same moment: one promotion, one message, one answer."""
+    session_id = await store.new_session()
+    receipt = (await store.admit(session_id, "once")).receipt
+    token = token_of(session_id)
+    await store.claim(token)
+
+    answers = await asyncio.gather(*(store.prepare(token) for _ in range(TWINS)))
+
+    assert [answer.promoted for answer in answers] == [1] * TWINS
+    assert len(set(answers)) == 1
+    log = await store.events(session_id)
+    promotions = [event for event in log if event.type == "session.next.prompted.1"]
+    assert [event.data["messageID"] for event in promotions] == [receipt.id]
+    assert [message.id for message in await store.messages(session_id)] == [receipt.id]
+    assert (await store.row(tables.session_input, session_id))["promoted_seq"] == promotions[0].seq
+
+
+async def test_a_late_twin_of_a_preparation_promotes_nothing_new(store: StoreKit, session_id: str) -> None:
+    """A steer that came in the middle of the stream waits for the next boundary."""
+    work = await store.begin(session_id)
+    first = await store.prepare(work.token)
+    await store.admit(session_id, "in the middle")
+    before = await store.everything(session_id)
+
+    assert await store.prepare(work.token) == first
+    assert await store.everything(session_id) == before
+
+
+@pytest.mark.parametrize("repetition", range(3))
+async def test_twins_settle_a_step_once(store: StoreKit, repetition: int) -> None:
+    """One terminal event, whoever is first."""
+    session_id = await store.new_session()
+    work = await store.begin(session_id)
+    await work.publish(work.started(), events.TextStarted(**work.about, text_id="t1"), *work.called("call_1"))
+
+    answers = await asyncio.gather(*(work.settle() for _ in range(TWINS)))
+
+    assert answers == [False] * TWINS
+    assert (await store.types(session_id)).count("step.ended") == 1
+    row = await store.row(tables.session, session_id)
+    assert (row["cost"], row["tokens_input"], row["tokens_output"]) == (0.5, 3, 5)
+
+
+async def test_a_settlement_that_goes_on_says_so_every_time(store: StoreKit, session_id: str) -> None:
+    """The continuation is recorded once, and every twin learns of it."""
+    work = await store.begin(session_id)
+    await work.say("half")
+    cut = work.failed("overloaded", max_continuations=3)
+
+    assert await asyncio.gather(*(work.settle(cut) for _ in range(TWINS))) == [True] * TWINS
+    after = await store.everything(session_id)
+    assert len(after["session_recovery"]) == 1
+    assert await work.settle(cut) is True
+    assert await store.everything(session_id) == after
+
+
+async def test_a_late_twin_of_a_settlement_changes_nothing(store: StoreKit, session_id: str) -> None:
+    """Not even with another outcome: an interrupt that comes too late finds the step settled."""
+    work = await store.begin(session_id)
+    await work.settle()
+    before = await store.everything(session_id)
+
+    assert await work.settle() is False
+    assert await work.settle(USER_STOP) is False
+    assert await store.everything(session_id) == before
+
+
+async def test_a_repeated_claim_of_a_given_up_turn_says_so_again(store: StoreKit, session_id: str) -> None:
+    """That a turn was cut off too often is part of the recorded answer."""
+    await store.begin(session_id)
+    idle = token_of(session_id, "run-2")
+    first = await store.claim(idle, owner_run="closed", max_continuations=0)
+
+    assert (first.held, first.exhausted) == (False, True)
+    assert await store.claim(idle) == first
+
+    await store.begin(session_id, "again", run="run-3")
+    await store.admit(session_id, "more to do")
+    busy = token_of(session_id, "run-4")
+    second = await store.claim(busy, owner_run="closed", max_continuations=0)
+    assert (second.held, second.exhausted) == (True, True)
+    assert await store.claim(busy) == second
+
+
+async def test_a_publication_made_again_is_the_same_one(store: StoreKit, session_id: str) -> None:
+    """A commit whose answer was lost is repeated under the same ids, and gives the same sequences."""
+    work = await store.begin(session_id)
+    made: list[Any] = [work.started(), *work.called("call_1")]
+    first = await work.publish(*made)
+    before = await store.everything(session_id)
+    work._ordinal = 0
+
+    assert await work.publish(*made) == first
+    assert await store.everything(session_id) == before
