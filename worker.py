@@ -53,8 +53,7 @@ async def run() -> None:
         told = asyncio.create_task(stop.wait())
         await asyncio.wait([told, *running], return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
-        await asyncio.gather(*(worker.shutdown() for worker in workers))
-        await asyncio.gather(*running)
+        await asyncio.gather(*(worker.shutdown() for worker in workers), *running)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-import structlog
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
@@ -22,6 +21,7 @@ from fencepost.domain.errors import FencepostError, OwnershipLostError, Unavaila
 from fencepost.domain.ownership import Token
 from fencepost.services import Services
 from fencepost.store import ownership
+from fencepost.telemetry import get_logger
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 BEAT_SECONDS = 1.0
 TRUSTED_SECONDS = 20.0
 
-_log = structlog.get_logger("fencepost.activities")
+_log = get_logger("fencepost.activities")
 
 
 def guarded(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 
-import structlog
 from temporalio import activity
 from temporalio.service import RPCError
 
@@ -20,11 +19,12 @@ from fencepost.domain.transcript import to_model_messages
 from fencepost.providers import catalog
 from fencepost.services import Services
 from fencepost.store import readers, steps
+from fencepost.telemetry import get_logger
 
 # A call that comes with the stream's end needs no announcement: the result lists it. Waiting this long tells.
 _ANNOUNCE_AFTER = 0.02
 
-_log = structlog.get_logger("fencepost.provider")
+_log = get_logger("fencepost.provider")
 
 
 class ProviderActivities:
@@ -105,7 +105,7 @@ class _Attempt:
         keeping = asyncio.create_task(publisher.keep())
         try:
             adapter = catalog.adapter(request.provider.protocol)
-            async with aclosing(adapter(self._services.http, request, key)) as stream:  # type: ignore[type-var]
+            async with aclosing(adapter(self._services.http, request, key)) as stream:
                 async for event in stream:
                     if isinstance(event, s.ProviderErrorEvent):
                         failure = event

@@ -15,6 +15,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 
 from fencepost.config import Settings, temporal_connect_options
+from fencepost.domain import contracts
 from fencepost.domain.errors import ConfigurationError, UnavailableError
 from fencepost.domain.models import AgentConfig
 from fencepost.domain.permissions import Rule
@@ -27,8 +28,6 @@ from fencepost.store.ownership import Lease
 from fencepost.tools.builtin import builtin_registry
 from fencepost.tools.processes import Reaper, ShellRunner
 from fencepost.tools.registry import Registry
-
-SEARCH_ATTRIBUTES = ("FencepostAgent", "FencepostModel", "FencepostPhase", "FencepostStep", "FencepostTokens")
 
 # The reaper must have killed a silent worker's tools before another worker may take its session over.
 _REAPER_SHARE = 0.8
@@ -83,7 +82,7 @@ async def known_search_attributes(client: Client) -> tuple[str, ...]:
         )
     except RPCError:
         return ()  # not allowed, or not offered, by this server: everything works without
-    return tuple(name for name in SEARCH_ATTRIBUTES if name in answer.custom_attributes)
+    return tuple(name for name, _ in contracts.SEARCH_ATTRIBUTES if name in answer.custom_attributes)
 
 
 @asynccontextmanager

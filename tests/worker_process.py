@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-
-import json
 
 from tests.house_kit import MODEL
 
@@ -94,7 +93,7 @@ def environment(
     }
 
 
-def _toml(settings: dict[str, object], prefix: str = "") -> str:
+def _toml(settings: Mapping[str, object], prefix: str = "") -> str:
     """Write nested tables of plain values, whose JSON spelling is TOML's as well."""
     plain = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]
     nested = []

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as ActivityTimeoutError
 
 with workflow.unsafe.imports_passed_through():
@@ -69,7 +69,8 @@ async def database_step(
                 retry_policy=ONCE,
                 summary=summary,
             )
-        except ActivityError as error:
+        except FailureError as error:
+            # A local activity's failure comes out as itself, a regular one's inside an ActivityError.
             kind = failure_type(error)
             if kind not in (UnavailableError.code, ClaimRefusedError.code, "Timeout"):
                 raise

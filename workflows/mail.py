@@ -10,11 +10,10 @@ from temporalio import workflow
 from temporalio.common import RawValue
 
 with workflow.unsafe.imports_passed_through():
-    from pydantic import BaseModel, ValidationError
-
     from fencepost.domain.errors import InvalidInputError
+    from fencepost.domain.wire import WireModel, read_json
 
-Given = TypeVar("Given", bound=BaseModel)
+Given = TypeVar("Given", bound=WireModel)
 
 
 def read(kind: type[Given], args: Sequence[object], *, optional: bool = False) -> Given:
@@ -32,12 +31,7 @@ def read(kind: type[Given], args: Sequence[object], *, optional: bool = False) -
     assert isinstance(raw, RawValue), "handlers declare no types, so that payloads arrive undecoded"
     if raw.payload.metadata.get("encoding") not in (b"json/plain", b"json/protobuf"):
         raise InvalidInputError("the argument must be a JSON object (encoding json/plain)")
-    try:
-        return kind.model_validate_json(raw.payload.data)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InvalidInputError(f"{where}: {first['msg']}" if where else str(first["msg"])) from None
+    return read_json(kind, raw.payload.data)
 
 
 def _is_null(raw: object) -> bool:

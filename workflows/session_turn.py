@@ -11,9 +11,9 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RawValue
-from temporalio.exceptions import ActivityError, ApplicationError
+from temporalio.exceptions import ApplicationError, FailureError
 
-from workflows.calls import database_step, failure_message, is_ownership_loss
+from workflows.calls import database_step, failure_message, failure_type, is_ownership_loss
 from workflows.mail import read
 from workflows.turn import Ended, Progress, Turn
 
@@ -227,7 +227,7 @@ class SessionTurn:
         given = AdmitStart(session_id=self._session_id, start=start, input_id=self._input_id(start.prompt, 0))
         try:
             await self._database(contracts.ADMIT_START, given, type(None), "admit start input")
-        except ActivityError as error:
+        except FailureError as error:
             raise ApplicationError(failure_message(error), type=_code(error), non_retryable=True) from error
         self._created = True
 
@@ -260,7 +260,7 @@ class SessionTurn:
             try:
                 letter.receipt = await self._database(contracts.ADMIT_INPUT, given, Receipt, "admit input")
                 self._wanted |= letter.prompt.resume
-            except ActivityError as error:
+            except FailureError as error:
                 letter.error = ApplicationError(failure_message(error), type=_code(error), non_retryable=True)
                 self._reject("input", InvalidInputError(failure_message(error)))
             self._mail.popleft()
@@ -288,7 +288,7 @@ class SessionTurn:
                 continue
             try:
                 reason = await self._run_turns(claim, force)
-            except ActivityError as error:
+            except FailureError as error:
                 if not is_ownership_loss(error):
                     raise
                 self._wanted = True  # claim again: after a reset this run is the new owner, and takes over
@@ -379,8 +379,8 @@ _OUTCOMES: dict[Ended, Literal["done", "failed", "interrupted"]] = {
 }
 
 
-def _code(error: ActivityError) -> str:
-    return getattr(error.cause, "type", None) or FencepostError.code
+def _code(error: FailureError) -> str:
+    return failure_type(error) or FencepostError.code
 
 
 def _refuse(what: str, error: InvalidInputError) -> NoReturn:

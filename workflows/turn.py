@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import ActivityError
+from temporalio.exceptions import FailureError
 
 from workflows.calls import (
     database_step,
@@ -167,7 +167,7 @@ class Turn:
                 Plan,
                 "resolve model",
             )
-        except ActivityError as error:
+        except FailureError as error:
             if is_ownership_loss(error):
                 raise
             return await self._settle_failed(failure_message(error))
@@ -204,7 +204,7 @@ class Turn:
             )
             try:
                 result = await self._wait_for(start_stream(given, self.settings))
-            except ActivityError as error:
+            except FailureError as error:
                 if is_ownership_loss(error):
                     raise
                 if failure_type(error) not in _GONE:
@@ -231,7 +231,7 @@ class Turn:
                 self.interrupted, timeout=timedelta(seconds=seconds), timeout_summary="back-off"
             )
 
-    def _note_loss(self, error: ActivityError) -> None:
+    def _note_loss(self, error: FailureError) -> None:
         """Note that an activity is gone whose hand may still move, and why: drained in good order, or lost."""
         self._lost_one = True
         if failure_type(error) == contracts.WORKER_SHUTDOWN:
@@ -266,7 +266,7 @@ class Turn:
         # No `finally` here: when Temporal evicts a run it closes its coroutines outside the workflow's event loop.
         try:
             await self._wait_for(start_tool(given, call, self.settings))
-        except ActivityError as error:
+        except FailureError as error:
             # Its outcome is unknown, and it is never started again: the settlement says that it was interrupted.
             if failure_type(error) != "Cancelled":
                 self._note_loss(error)

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from fencepost.config import PREFIX, Settings
+from fencepost.config import PREFIX, Settings, external_services
 from fencepost.domain.errors import AgentNotFoundError, ConfigurationError, InvalidInputError
 from fencepost.domain.models import ModelRef, ProviderConfig
-from fencepost.providers.catalog import Catalog
 
 SCRIPTED = "scripted"
 """The provider that needs no key: started for a command that asks for a model of it, unless it is configured."""
@@ -86,6 +85,12 @@ def with_provider(choice: Choice, name: str, base_url: str) -> Choice:
     return Choice(settings, environ, choice.model, choice.agent, is_overridden=True)
 
 
+def is_local(choice: Choice) -> bool:
+    """Say whether the command starts services and worker itself, so that its settings are the worker's too."""
+    given = external_services(choice.settings, choice.environ)
+    return not (given.temporal and given.postgresql)
+
+
 def check(choice: Choice, model: ModelRef | None = None, agent: str | None = None) -> None:
     """Check that agent, model and key are there, or those of an existing session.
 
@@ -102,6 +107,8 @@ def check(choice: Choice, model: ModelRef | None = None, agent: str | None = Non
     wanted = model or choice.effective_model()
     if wanted.provider_id == SCRIPTED and SCRIPTED not in settings.providers:
         return
+    from fencepost.providers.catalog import Catalog  # noqa: PLC0415 - brings the whole HTTP client with it
+
     provider, _ = Catalog(settings.providers).resolve(wanted)
     if provider.api_key_env is not None and not choice.environ.get(provider.api_key_env, "").strip():
         raise ConfigurationError(

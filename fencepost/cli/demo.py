@@ -48,6 +48,7 @@ async def demo(options: DemoOptions, signals: Signals) -> int:
     settings = load_settings(options.config)
     wanted_model = options.model or (settings.default_model if options.base_url else f"{SCRIPTED}/demo")
     choice = choices.choose(settings, dict(os.environ), model=wanted_model, agent=None, base_url=options.base_url)
+    choices.check(choice)
     session_id = fresh_id("ses")
     directory = settings.home / "demo" / session_id[-8:]
     async with ready(Wanted(choice, options.config, only_local=True), _progress, _progress) as house:

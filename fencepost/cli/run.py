@@ -6,18 +6,20 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fencepost.cli import choice as choices
+from fencepost.cli.choice import Choice
 from fencepost.cli.entry import Signals
-from fencepost.cli.render import JsonLines, Screen
-from fencepost.cli.session import Ready, Wanted, ready
 from fencepost.cli.terminal import Notices
-from fencepost.cli.turn import TurnView, exit_code
 from fencepost.config import load_settings
 from fencepost.domain.contracts import SessionInput
 from fencepost.domain.errors import DirectoryError, InvalidInputError
 from fencepost.domain.ids import fresh_id, is_session_id
 from fencepost.domain.inbox import Location
+
+if TYPE_CHECKING:
+    from fencepost.store.sessions import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +47,21 @@ async def run(options: RunOptions, signals: Signals) -> int:
     choice = choices.choose(
         settings, dict(os.environ), model=options.model, agent=options.agent, base_url=options.base_url
     )
+    if options.session is None and choices.is_local(choice):
+        choices.check(choice)
+    return await _run(options, choice, text, directory, signals, say)
+
+
+async def _run(options: RunOptions, choice: Choice, text: str, directory: str, signals: Signals, say: Notices) -> int:
+    # Imported once the input is known to be good: these bring everything else with them.
+    from fencepost.cli.render import JsonLines, Screen  # noqa: PLC0415
+    from fencepost.cli.session import Wanted, ready  # noqa: PLC0415
+    from fencepost.cli.turn import TurnView, exit_code  # noqa: PLC0415
+
     wanted = Wanted(choice, options.config, options.session)
     async with ready(wanted, say, say.progress) as house:
-        _check_unchanged(options, house)
+        if house.existing is not None:
+            _check_unchanged(options, house.existing, choice.settings.default_agent)
         session_id, attributes = options.session, None
         if session_id is None:
             session_id = fresh_id("ses")
@@ -83,12 +97,9 @@ def _directory(options: RunOptions) -> str:
     return str(directory)
 
 
-def _check_unchanged(options: RunOptions, house: Ready) -> None:
+def _check_unchanged(options: RunOptions, session: Session, default_agent: str) -> None:
     """A session keeps its agent and model: refuse other ones rather than ignore them."""
-    if house.existing is None:
-        return
-    session, default = house.existing, "the default one"
-    own_agent = session.agent or house.client.settings.default_agent
+    own_agent, default = session.agent or default_agent, "the default one"
     if options.agent not in (None, own_agent):
         raise InvalidInputError(f"--agent is for a new session: {session.id} runs with agent {own_agent}")
     if options.model is not None and choices.parse_model(options.model) != session.model:

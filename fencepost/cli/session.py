@@ -14,11 +14,11 @@ from fencepost.cli.scripted import scripted_provider
 from fencepost.cli.stack import Place, open_place, watched, worker_environment
 from fencepost.cli.workers import SharedWorker, joined
 from fencepost.client import Client, open_client
-from fencepost.config import external_services, find_config_file
+from fencepost.config import find_config_file
 from fencepost.domain.errors import InvalidInputError, UnavailableError
 from fencepost.store.sessions import Session
 
-_WORKER_SECONDS = 10.0
+_WORKER_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 
 
@@ -46,12 +46,10 @@ class Ready:
 async def ready(wanted: Wanted, say: Callable[[str], None], progress: Callable[[str], None]) -> AsyncIterator[Ready]:
     """Start what is missing for the time of the block; `progress` is told of what takes time.
 
-    Raises what `choice.check`, `open_place` and `open_client` raise, NotFoundError for an unknown session, and
-    UnavailableError when no worker serves configured services.
+    A new session's choice is already checked. Raises what `open_place` and `open_client` raise, NotFoundError for an
+    unknown session, and UnavailableError when no worker serves configured services.
     """
     choice = wanted.choice
-    if wanted.session_id is None and _is_local(wanted):
-        choices.check(choice)  # before anything is started
     async with AsyncExitStack() as stack:
         place = await stack.enter_async_context(
             open_place(choice.settings, choice.environ, progress, only_local=wanted.only_local)
@@ -77,11 +75,6 @@ async def ready(wanted: Wanted, say: Callable[[str], None], progress: Callable[[
         else:
             await _wait_for_worker(client, say)
         yield Ready(place, client, choice, existing)
-
-
-def _is_local(wanted: Wanted) -> bool:
-    given = external_services(wanted.choice.settings, wanted.choice.environ)
-    return wanted.only_local or not (given.temporal and given.postgresql)
 
 
 async def _with_provider(stack: AsyncExitStack, place: Place, choice: Choice) -> tuple[Place, Choice]:

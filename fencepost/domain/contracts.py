@@ -30,6 +30,16 @@ UPDATE_RESUME = "resume"
 QUERY_STATUS = "status"
 
 
+SEARCH_ATTRIBUTES = (
+    ("FencepostAgent", "Keyword"),
+    ("FencepostModel", "Keyword"),
+    ("FencepostPhase", "Keyword"),
+    ("FencepostStep", "Int"),
+    ("FencepostTokens", "Int"),
+)
+"""Names and types of what a session can be searched by, where the server has them."""
+
+
 def workspace_queue(task_queue: str, workspace_id: str) -> str:
     """Give the task queue of the workers that see a workspace."""
     return f"{task_queue}-workspace-{workspace_id}"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fencepost.domain.clean import clean
+from fencepost.domain.errors import InvalidInputError
+
+Given = TypeVar("Given", bound=BaseModel)
 
 
 def wire_name(name: str) -> str:
@@ -30,3 +33,13 @@ class WireModel(BaseModel):
             # Pydantic refuses a lone surrogate in free-form values and in keys; nothing could store it either.
             cleaned: dict[str, Any] = clean(self.model_dump(by_alias=True, exclude_none=True))
             return cleaned
+
+
+def read_json(kind: type[Given], data: bytes) -> Given:
+    """Read what a client sent. Raises InvalidInputError in one line that names the field and what is wrong with it."""
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidInputError(f"{where}: {first['msg']}" if where else first["msg"]) from None

@@ -13,19 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from fencepost.domain.contracts import SEARCH_ATTRIBUTES
 from fencepost.domain.errors import ConfigurationError, UnavailableError
 from fencepost.local import processes
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 7233
 UI_PORT: Final = 8233
-SEARCH_ATTRIBUTES: Final = (
-    ("FencepostAgent", "Keyword"),
-    ("FencepostModel", "Keyword"),
-    ("FencepostPhase", "Keyword"),
-    ("FencepostStep", "Int"),
-    ("FencepostTokens", "Int"),
-)
 DYNAMIC_CONFIG: Final = (
     "history.transferProcessorMaxPollRPS=2000",  # the stock value makes each hop to a task queue wait about 45 ms
     'history.workflowIdReuseMinimalInterval="0s"',  # a session's next turn may start as soon as the last one ended

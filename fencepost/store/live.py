@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
-import structlog
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from fencepost.domain.errors import UnavailableError
 from fencepost.store.engine import Database, unavailable
+from fencepost.telemetry import get_logger
 
 # PostgreSQL refuses a payload of 8,000 bytes; the rest is room for the other fields.
 _CHUNK_CHARACTERS = 1_500
 _QUEUED_AT_MOST = 10_000
 
-_log = structlog.get_logger("fencepost.live")
+_log = get_logger("fencepost.live")
 
 
 def channel_of(session_id: str) -> str:

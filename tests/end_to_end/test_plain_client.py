@@ -15,7 +15,7 @@ from temporalio.api.enums.v1 import EventType
 from temporalio.client import Client
 
 from fencepost.domain.messages import UserMessage
-from fencepost.providers.script import CallTool, Gate, Hang, Pause, Say
+from fencepost.providers.script import Action, CallTool, Gate, Hang, Pause, Say
 from tests.house_kit import HeldTool, House, open_house
 
 TEMPORAL = shutil.which("temporal", path=str(Path(sys.executable).parent)) or "temporal"
@@ -63,7 +63,12 @@ async def held(
 ) -> AsyncIterator[tuple[House, Gate]]:
     """A house whose first answer is held at a gate."""
     gate = Gate()
-    replies = [[Say("One moment. "), Pause(gate), Say("Done.")], [Say("Seen.")], [Say("More.")], [Say("More.")]]
+    replies: list[list[Action]] = [
+        [Say("One moment. "), Pause(gate), Say("Done.")],
+        [Say("Seen.")],
+        [Say("More.")],
+        [Say("More.")],
+    ]
     async with open_house(database_url, temporal_client, task_queue, tmp_path, replies) as house:
         yield house, gate
         gate.release()
@@ -214,7 +219,7 @@ async def test_signals_with_bytes_that_are_no_json_break_nothing(held: tuple[Hou
     status: Any = await handle.query("status")
     assert [r["signal"] for r in status["rejected"]] == ["steer"]
     gate.release()
-    assert (await handle.result())["outcome"] == "done"  # type: ignore[index]
+    assert (await handle.result())["outcome"] == "done"
     await no_task_failed(house, session_id)
 
 
@@ -267,7 +272,9 @@ async def test_the_temporal_ui_is_told_what_goes_on(
     database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path
 ) -> None:
     gate, tool = Gate(), HeldTool()
-    replies = [[CallTool("bash", {"command": "ls -la"}), CallTool("hold"), Say("On it."), Pause(gate), Hang()]]
+    replies: list[list[Action]] = [
+        [CallTool("bash", {"command": "ls -la"}), CallTool("hold"), Say("On it."), Pause(gate), Hang()]
+    ]
     async with open_house(
         database_url, temporal_client, task_queue, tmp_path, replies, registry=tool.registry
     ) as house:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from temporalio.client import Client
 
 from fencepost.domain.messages import AssistantMessage, SyntheticMessage, TextPart, UserMessage
@@ -17,6 +18,7 @@ from fencepost.domain.projection import INTERRUPTED, UNSETTLED
 from fencepost.providers.script import Action, CallTool, Gate, Hang, Pause, Say
 from fencepost.store.live import Listener
 from fencepost.store.readers import Delta, follow
+from fencepost.store.tables import live_part
 from tests.house_kit import House, assert_equal_to_rebuild, open_house
 from tests.worker_process import WorkerProcess, environment, worker_process
 
@@ -56,12 +58,14 @@ async def streamed(house: House, session_id: str, text: str) -> None:
         await listener.close()
 
 
+async def exists(path: Path) -> None:
+    """Wait until a file is there, made by another process."""
+    while not await asyncio.to_thread(path.exists):  # noqa: ASYNC110 - a file tells nobody that it is there
+        await asyncio.sleep(0.02)
+
+
 async def kept(house: House, text: str) -> None:
     """Wait until the part so far is kept where recovery finds it."""
-    from sqlalchemy import select
-
-    from fencepost.store.tables import live_part
-
     while True:
         async with house.services.database.read() as conn:
             rows = await conn.execute(select(live_part.c.text))
@@ -120,8 +124,7 @@ async def test_a_tool_whose_worker_is_killed_is_not_started_again(
         worker = await start()
         session_id = house.new_id()
         handle = await house.start(session_id, "Do it.")
-        while not ledger.exists():
-            await asyncio.sleep(0.02)
+        await exists(ledger)
         worker.signal(signal.SIGKILL)
         await worker.ended()
         await start()

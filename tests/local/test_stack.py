@@ -19,11 +19,12 @@ import pytest
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
 from temporalio.client import Client
 
+from fencepost.domain.contracts import SEARCH_ATTRIBUTES
 from fencepost.domain.errors import ConfigurationError, UnavailableError
 from fencepost.local import LocalStack, sweep
 from fencepost.local.postgres import PostgresServer
 from fencepost.local.processes import end, processes_with, start_mark
-from fencepost.local.temporal import SEARCH_ATTRIBUTES, TemporalServer, choose_port
+from fencepost.local.temporal import TemporalServer, choose_port
 
 ROOT = str(Path(__file__).resolve().parents[2])
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as somebody else")

@@ -23,11 +23,12 @@ ARGUMENTS = '{"note": "' + WHOLE[:-12] + '"}'
 
 def whole(kind: str) -> list[Action]:
     """Give an answer whose part comes in 32 pieces."""
-    return {
+    answers: dict[str, list[Action]] = {
         "text": [Say(WHOLE, chunks=32)],
         "reasoning": [Think(WHOLE, chunks=32), Say("So.")],
         "tool": [CallTool("hold", ARGUMENTS, id="call_1", split=32)],
-    }[kind]
+    }
+    return answers[kind]
 
 
 def partial(kind: str) -> list[Action]:
@@ -36,11 +37,12 @@ def partial(kind: str) -> list[Action]:
         b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"call_1","type":"function",'
         b'"function":{"name":"hold","arguments":"{\\"note\\": \\"half"}}]}}]}\n\n'
     )
-    return {
+    answers: dict[str, list[Action]] = {
         "text": [Say("half of it", chunks=1)],
         "reasoning": [Think("half of it", chunks=1)],
         "tool": [Raw(fragment)],
-    }[kind]
+    }
+    return answers[kind]
 
 
 async def watch(house: House, session_id: str) -> list[StoredEvent | Delta]:

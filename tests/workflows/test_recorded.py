@@ -6,11 +6,13 @@ OPENAI_API_KEY records it anew.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
-import vcr
+import vcr  # type: ignore[import-untyped]
 from temporalio.client import Client
 
 from fencepost.domain.messages import AssistantMessage, UserMessage
@@ -71,7 +73,5 @@ async def test_a_recorded_prompt_gives_two_messages_and_six_events_in_order(
     ]
 
 
-def _same_body(recorded: vcr.request.Request, made: vcr.request.Request) -> None:
-    import json
-
+def _same_body(recorded: Any, made: Any) -> None:
     assert json.loads(recorded.body) == json.loads(made.body)

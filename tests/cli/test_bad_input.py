@@ -1,0 +1,138 @@
+"""Whatever is wrong: one line that says what to do, the right exit code, no traceback."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fencepost.store.migrate import wanted_version
+from tests.cli.command import Command
+
+_NOBODY = "127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "hi"], "needs a key: set OPENAI_API_KEY"),
+        (["run", "--model", "nope/x", "hi"], "no provider 'nope'"),
+        (["run", "--model", "nope", "hi"], "write it as provider/model"),
+        (["run", "--agent", "bild", "hi"], "did you mean build?"),
+        (["run", "--session", "nope", "hi"], "is no session id"),
+        (["run", "--directory", "/no/such/place", "hi"], "is not a directory: create it first"),
+        (["run", "--base-url", "here", "hi"], "must start with http:// or https://"),
+        (["run", "  "], "no prompt"),
+        (["run", "--nope"], "No such option: --nope"),
+        (["run"], "Missing argument"),
+        (["nope"], "No such command"),
+        (["--config", "/no/such/file", "run", "hi"], "there is no such file"),
+        (["run", "--config", "/no/such/file", "hi"], "there is no such file"),
+    ],
+)
+def test_bad_input_is_one_line(alone: Command, arguments: list[str], words: str) -> None:
+    """Found before anything is started, so that it is known at once."""
+    done = alone(*arguments)
+
+    assert done.code == 2
+    assert words in done.complaint()
+    assert done.out == ""
+    assert not (alone.home / "stack.json").exists()
+
+
+def test_an_unknown_session_is_one_line(fencepost: Command) -> None:
+    """The database has to be asked."""
+    done = fencepost("run", "--session", "ses_nope", "hi")
+
+    assert done.code == 2
+    assert "no session ses_nope" in done.complaint()
+
+
+def test_services_that_are_away_are_named(connected: Command) -> None:
+    """At start there is nothing to wait for: exit code 3."""
+    away = connected.given(FENCEPOST_DATABASE_URL=f"postgresql://u:secret@{_NOBODY}/x")("run", "hi")
+    assert away.code == 3
+    assert f"PostgreSQL at {_NOBODY}/x cannot be used" in away.complaint()
+    assert "secret" not in away.err
+
+    away = connected.given(TEMPORAL_ADDRESS=_NOBODY)("run", "hi")
+    assert away.code == 3
+    assert f"Temporal at {_NOBODY} cannot be reached" in away.complaint()
+
+
+def test_a_missing_worker_is_named(connected: Command) -> None:
+    """Nothing is sent that nobody would take."""
+    done = connected("run", "hi")
+
+    assert done.code == 3
+    queue = connected.variables["FENCEPOST_TASK_QUEUE"]
+    assert done.err.splitlines()[-1] == (
+        f"fencepost: no worker serves task queue {queue}: start one with `python -m worker`"
+    )
+
+
+def test_one_service_without_the_other_is_refused(alone: Command) -> None:
+    """A session's state would be in two places that live and die separately."""
+    done = alone.given(TEMPORAL_ADDRESS=_NOBODY)("run", "hi")
+
+    assert done.code == 2
+    assert "set FENCEPOST_DATABASE_URL too" in done.complaint()
+
+
+def test_another_migration_is_named_and_upgraded(connected: Command, empty_database_url: str) -> None:
+    """`db check` and `run` say what to do, and `db upgrade` does it, as often as it is asked."""
+    empty = connected.given(FENCEPOST_DATABASE_URL=empty_database_url)
+    for arguments in (["db", "check"], ["run", "hi"]):
+        done = empty(*arguments)
+        assert done.code == 2
+        assert "run `fencepost db upgrade`" in done.complaint()
+
+    upgraded = [empty("db", "upgrade"), empty("db", "upgrade"), empty("db", "check")]
+    assert [each.code for each in upgraded] == [0, 0, 0]
+    assert {wanted_version() in each.out for each in upgraded} == {True}
+
+
+def test_a_port_in_use_is_named(alone: Command) -> None:
+    """One that was asked for; others are replaced by a free one."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = alone("dev", "--port", str(port))
+
+    assert done.code == 2
+    assert f"port {port} for Temporal is in use" in done.err.splitlines()[-1]
+    assert "Traceback" not in done.err
+
+
+def test_debug_shows_where(alone: Command) -> None:
+    """Only then, and wherever the option stands."""
+    for arguments in (["--debug", "run", "--model", "nope", "hi"], ["run", "--debug", "--model", "nope", "hi"]):
+        done = alone(*arguments)
+        assert done.code == 2
+        assert "Traceback" in done.err
+
+
+def test_version_and_help(alone: Command) -> None:
+    """Both are data, and cost little: nothing but the command line is imported."""
+    version, help_text, bare = alone("--version"), alone("run", "--help"), alone()
+
+    assert (version.code, help_text.code, bare.code) == (0, 0, 0)
+    assert version.out.startswith("fencepost ")
+    assert "--session" in help_text.out
+    assert "130 interrupted" in " ".join(bare.out.split())
+    code = (
+        "import sys; import fencepost.cli.app; print(sorted({'temporalio', 'sqlalchemy', 'httpx2'} & set(sys.modules)))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert loaded.stdout.strip() == "[]"
+
+
+def test_a_file_named_worker_is_not_taken_for_ours(fencepost: Command, tmp_path: Path) -> None:
+    """The worker starts wherever the command runs."""
+    (tmp_path / "worker.py").write_text("raise SystemExit('wrong worker')\n")
+    done = fencepost("run", "--model", "scripted/test", "say: fine")
+
+    assert done.code == 0
+    assert "fine" in done.out
