@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.turns import Bench, measure
 from fencepost.config import Settings
+from fencepost.domain.inbox import Location
 from fencepost.local import LocalStack
 from fencepost.process import leave
 from fencepost.services import open_services
@@ -66,7 +67,7 @@ async def run(turns: int, sessions: int, home: Path) -> dict[str, Any]:
         await migrate.upgrade(stack.database_url)
         environ = {**os.environ, "TEMPORAL_ADDRESS": stack.temporal_address}
         async with open_services(settings_for(stack, base_url, project), environ=environ) as services:
-            bench = Bench(services.temporal, services, {"directory": str(project)})
+            bench = Bench(services.temporal, services, Location(directory=str(project)))
             return await measure(bench, turns=turns, sessions=sessions, say=say)
 
 

@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client
 from temporalio.worker import Worker
 
 from bench.floor import Floor, floor_worker
 from fencepost.domain.contracts import SESSION_TURN
 from fencepost.domain.ids import fresh_id
-from fencepost.domain.inbox import Prompt
+from fencepost.domain.inbox import Location, Prompt
 from fencepost.services import Services
 from fencepost.store import inbox, sessions
 from fencepost.store.sessions import NewSession
@@ -32,7 +33,7 @@ class Bench:
 
     client: Client
     services: Services
-    location: dict[str, str]
+    location: Location
 
     @property
     def queue(self) -> str:
@@ -58,7 +59,7 @@ async def floor_turn(bench: Bench, session_id: str, queue: str) -> None:
 
 async def product_turn(bench: Bench, session_id: str, queue: str) -> None:
     """Run one turn of a session as a plain client does."""
-    given = {"session": {"location": bench.location}, "prompt": {"text": PROMPT}}
+    given = {"session": {"location": bench.location.to_wire()}, "prompt": {"text": PROMPT}}
     result = await bench.client.execute_workflow(SESSION_TURN, given, id=session_id, task_queue=queue, result_type=dict)
     if result["outcome"] != "done":
         raise RuntimeError(f"a turn of the benchmark ended as {result}")
@@ -95,8 +96,8 @@ async def history(bench: Bench, messages: int) -> dict[str, int]:
     """Give the events and bytes that Temporal stores of one turn of a session with so many messages before it."""
     session_id = fresh_id("ses")
 
-    async def fill(conn: object) -> None:
-        await sessions.create(conn, session_id, NewSession(location=bench.location))  # type: ignore[arg-type]
+    async def fill(conn: AsyncConnection) -> None:
+        await sessions.create(conn, session_id, NewSession(location=bench.location))
         for number in range(messages):
             await inbox.admit(
                 conn,
@@ -104,7 +105,7 @@ async def history(bench: Bench, messages: int) -> dict[str, int]:
                 fresh_id("msg"),
                 Prompt(text=f"message {number}"),
                 "steer",
-                resume=False,  # type: ignore[arg-type]
+                resume=False,
             )
 
     await bench.services.database.transact(fill)

@@ -93,6 +93,12 @@ def environment(
     }
 
 
+async def exists(path: Path) -> None:
+    """Wait until a file is there, made by another process."""
+    while not await asyncio.to_thread(path.exists):  # noqa: ASYNC110 - a file tells nobody that it is there
+        await asyncio.sleep(0.02)
+
+
 def _toml(settings: Mapping[str, object], prefix: str = "") -> str:
     """Write nested tables of plain values, whose JSON spelling is TOML's as well."""
     plain = [f"{key} = {json.dumps(value)}" for key, value in settings.items() if not isinstance(value, dict)]

@@ -70,7 +70,7 @@ async def ready(wanted: Wanted, say: Callable[[str], None], progress: Callable[[
                 choices.check(choice)
                 place, choice = await _with_provider(stack, place, choice)
         if place.is_local:
-            queue = await _serve(stack, place, choice, wanted, client, progress)
+            queue = await _serve(stack, place, choice, wanted, client, say, progress)
             client.settings = place.settings.model_copy(update={"task_queue": queue})
         else:
             await _wait_for_worker(client, say)
@@ -87,7 +87,13 @@ async def _with_provider(stack: AsyncExitStack, place: Place, choice: Choice) ->
 
 
 async def _serve(
-    stack: AsyncExitStack, place: Place, choice: Choice, wanted: Wanted, client: Client, say: Callable[[str], None]
+    stack: AsyncExitStack,
+    place: Place,
+    choice: Choice,
+    wanted: Wanted,
+    client: Client,
+    say: Callable[[str], None],
+    progress: Callable[[str], None],
 ) -> str:
     """See to a worker, and give its task queue: that of the session's open run, if there is one."""
     config = find_config_file(wanted.config, choice.environ)
@@ -99,7 +105,7 @@ async def _serve(
         worker_environment(place, config, {}),
         others="share" if open_queue is not None else "avoid",
         private=choice.is_ephemeral,
-        say=say,
+        say=progress,
     )
     await stack.enter_async_context(joined(worker, say))
     return worker.queue

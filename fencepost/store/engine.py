@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sqlalchemy import text
+from sqlalchemy import event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -55,6 +55,15 @@ def unavailable(url: URL, error: BaseException) -> UnavailableError:
     )
 
 
+def _refuse_closed(connection: Any, _record: object, _proxy: object) -> None:
+    """After a restart of the server, make the pool drop its old connections instead of handing them out.
+
+    The driver has noticed by then, so this costs nothing, where a ping would cost a round trip for each transaction.
+    """
+    if connection.driver_connection.is_closed():
+        raise InvalidatePoolError
+
+
 class Database:
     """One pool of connections. `transact` is the only way to write."""
 
@@ -68,6 +77,8 @@ class Database:
             pool_pre_ping=False,
             connect_args={"timeout": 5, "command_timeout": 30, "server_settings": {"application_name": "fencepost"}},
         )
+
+        event.listen(self.engine.sync_engine, "checkout", _refuse_closed)
 
     async def close(self) -> None:
         """Close the pool; connections in use are closed when they come back."""

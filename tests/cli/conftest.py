@@ -1,18 +1,47 @@
-"""The command on the servers that all tests share, and on its own."""
+"""The command on servers that all these tests share, and on its own."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Command
+from tests.cli.command import Command, read_until
+
+
+@pytest.fixture(scope="session")
+def scripted_url() -> Iterator[str]:
+    """The scripted provider as a process of its own."""
+    line = [sys.executable, "-m", "fencepost.providers.scripted", "--until-stdin-ends"]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield read_until(process.stdout, "http").split()[-1]
+        process.terminate()
+
+
+@pytest.fixture(scope="session")
+def development(
+    stack_home: Path,
+    postgres_url: str,
+    temporal_address: str,
+    scripted_url: str,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Command]:
+    """The command beside a `fencepost dev` with the same settings, whose default model is the scripted one."""
+    config = tmp_path_factory.mktemp("config") / "fencepost.toml"
+    config.write_text(f'default_model = "scripted/test"\n[providers.scripted]\nbase_url = "{scripted_url}"\n')
+    command = Command(stack_home, config.parent, {"FENCEPOST_CONFIG": str(config)})
+    with command.started("dev") as process:
+        read_until(process.stdout, "export FENCEPOST_DATABASE_URL")
+        yield command
 
 
 @pytest.fixture
-def fencepost(stack_home: Path, postgres_url: str, temporal_address: str, tmp_path: Path) -> Command:
-    """The command in local mode, its servers being those that run for all tests."""
-    return Command(stack_home, tmp_path, {})
+def beside(development: Command, tmp_path: Path) -> Command:
+    """The command in a directory of this test's own, sharing servers and worker with `fencepost dev`."""
+    return Command(development.home, tmp_path, development.variables)
 
 
 @pytest.fixture

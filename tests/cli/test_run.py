@@ -1,21 +1,20 @@
-"""`fencepost run` on local services: what it shows, and how it ends."""
+"""`fencepost run` beside `fencepost dev`: what it shows, and how it ends."""
 
 from __future__ import annotations
 
+import json
 import signal
-from pathlib import Path
 
 from fencepost.local.processes import end
 from tests.cli.command import Command, ended, read_until
 
 _SLOW = "delay_ms: 50\nwords: 400"
-MODEL = ("--model", "scripted/test")
 
 
-def test_a_prompt_is_shown_to_its_settled_end(fencepost: Command) -> None:
+def test_a_prompt_is_shown_to_its_settled_end(beside: Command) -> None:
     """Text, tool calls with what came of them, tokens; standard output holds no control characters."""
-    (fencepost.directory / "note.txt").write_text("the word is heron\n")
-    done = fencepost("run", *MODEL, "Read note.txt and write down what it says in WORD.md")
+    (beside.directory / "note.txt").write_text("the word is heron\n")
+    done = beside("run", "Read note.txt and write down what it says in WORD.md")
 
     assert done.code == 0
     assert "● read note.txt\n  └ the word is heron\n" in done.out
@@ -23,15 +22,15 @@ def test_a_prompt_is_shown_to_its_settled_end(fencepost: Command) -> None:
     assert "step 3 settled, stop" in done.out
     assert "tokens in" in done.out
     assert "\x1b" not in done.out
-    assert "heron" in (fencepost.directory / "WORD.md").read_text()
+    assert "heron" in (beside.directory / "WORD.md").read_text()
     assert done.complaint().startswith("session ses_")
 
 
-def test_programs_get_an_object_a_line_and_the_result_last(fencepost: Command) -> None:
+def test_programs_get_an_object_a_line_and_the_result_last(beside: Command) -> None:
     """Durable events as they are stored, the pieces of text between them. Another call goes on with the session."""
-    first = fencepost("run", *MODEL, "--json", "say: hello there")
+    first = beside("run", "--json", "say: hello there")
     session = first.objects()[-1]["sessionID"]
-    second = fencepost("run", "--session", session, "--json", "-", stdin="say: and again")
+    second = beside("run", "--session", session, "--json", "-", stdin="say: and again")
 
     types = [each["type"] for each in first.objects()]
     assert (first.code, second.code) == (0, 0)
@@ -43,18 +42,18 @@ def test_programs_get_an_object_a_line_and_the_result_last(fencepost: Command) -
     assert second.objects()[-1]["sessionID"] == session
 
 
-def test_a_failed_turn_says_why(fencepost: Command) -> None:
+def test_a_failed_turn_says_why(beside: Command) -> None:
     """The provider's words, in one line, and exit code 1."""
-    done = fencepost("run", *MODEL, "fail: 401")
+    done = beside("run", "fail: 401")
 
     assert done.code == 1
     assert "failed: scripted failure 401" in done.complaint()
     assert "step 1 failed" in done.out
 
 
-def test_ctrl_c_interrupts_the_turn_and_waits_for_it(fencepost: Command) -> None:
+def test_ctrl_c_interrupts_the_turn_and_waits_for_it(beside: Command) -> None:
     """The text that was streamed stays, and the session is settled."""
-    with fencepost.started("run", *MODEL, "--json", _SLOW) as process:
+    with beside.started("run", "--json", _SLOW) as process:
         read_until(process.stdout, '"delta"')
         process.send_signal(signal.SIGINT)
         done = ended(process)
@@ -65,9 +64,9 @@ def test_ctrl_c_interrupts_the_turn_and_waits_for_it(fencepost: Command) -> None
     assert "Traceback" not in done.err
 
 
-def test_a_second_ctrl_c_leaves_without_waiting(fencepost: Command) -> None:
+def test_a_second_ctrl_c_leaves_without_waiting(beside: Command) -> None:
     """Even when the turn does not come to its end."""
-    with fencepost.started("run", *MODEL, "--json", _SLOW) as process:
+    with beside.started("run", "--json", _SLOW) as process:
         read_until(process.stdout, '"delta"')
         process.send_signal(signal.SIGINT)
         read_until(process.stderr, "press Ctrl-C again")
@@ -78,9 +77,9 @@ def test_a_second_ctrl_c_leaves_without_waiting(fencepost: Command) -> None:
     assert "Traceback" not in done.err
 
 
-def test_a_reader_that_leaves_ends_it_quietly(fencepost: Command) -> None:
+def test_a_reader_that_leaves_ends_it_quietly(beside: Command) -> None:
     """As in `fencepost run ... | head -1`: the turn is interrupted and nothing is complained about."""
-    with fencepost.started("run", *MODEL, "--json", _SLOW) as process:
+    with beside.started("run", "--json", _SLOW) as process:
         read_until(process.stdout, '"delta"')
         assert process.stdout is not None
         process.stdout.close()
@@ -93,14 +92,33 @@ def test_a_reader_that_leaves_ends_it_quietly(fencepost: Command) -> None:
     assert "Traceback" not in said
 
 
-def test_a_worker_that_is_killed_is_started_again(fencepost: Command, stack_home: Path) -> None:
-    """The turn goes on by itself, after the text that was there."""
-    workers = stack_home / "workers"
-    with fencepost.started("run", *MODEL, "--json", "delay_ms: 40\nwords: 50") as process:
+def test_a_worker_that_is_killed_is_started_again(beside: Command) -> None:
+    """By whichever command sees it first; the turn goes on by itself, after the text that was there."""
+    file = beside.home / "workers" / "fencepost" / "worker.json"
+    killed = json.loads(file.read_text())["pid"]
+    with beside.started("run", "--json", "delay_ms: 40\nwords: 50") as process:
         read_until(process.stdout, '"delta"')
-        (file,) = workers.glob("*/worker.json")
-        end(int(file.read_text().split('"pid":')[1].split(",")[0]), [(signal.SIGKILL, 5)])
+        end(killed, [(signal.SIGKILL, 5)])
         done = ended(process)
 
-    assert "the worker had ended: it was started again" in done.err
     assert done.code == 0
+    assert json.loads(file.read_text())["pid"] != killed
+    assert [each["data"]["reason"] for each in done.objects() if "interrupted" in each["type"]] == ["lost"]
+    assert done.objects()[-1]["outcome"] == "done"
+
+
+def test_other_settings_get_a_worker_of_their_own(beside: Command) -> None:
+    """The one that is there would not know the model. A file named worker.py in the directory is not taken for ours."""
+    (beside.directory / "worker.py").write_text("raise SystemExit('wrong worker')\n")
+    own = Command(beside.home, beside.directory, {})
+    done = own("run", "--model", "scripted/test", "say: fine")
+
+    assert (done.code, done.out.splitlines()[0]) == (0, "fine")
+
+
+def test_an_unknown_session_is_one_line(beside: Command) -> None:
+    """The database has to be asked."""
+    done = beside("run", "--session", "ses_nope", "hi")
+
+    assert done.code == 2
+    assert "no session ses_nope" in done.complaint()

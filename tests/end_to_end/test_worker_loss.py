@@ -20,7 +20,7 @@ from fencepost.store.live import Listener
 from fencepost.store.readers import Delta, follow
 from fencepost.store.tables import live_part
 from tests.house_kit import House, assert_equal_to_rebuild, open_house
-from tests.worker_process import WorkerProcess, environment, worker_process
+from tests.worker_process import WorkerProcess, environment, exists, worker_process
 
 Replies = list[list[Action]]
 
@@ -56,12 +56,6 @@ async def streamed(house: House, session_id: str, text: str) -> None:
                     return
     finally:
         await listener.close()
-
-
-async def exists(path: Path) -> None:
-    """Wait until a file is there, made by another process."""
-    while not await asyncio.to_thread(path.exists):  # noqa: ASYNC110 - a file tells nobody that it is there
-        await asyncio.sleep(0.02)
 
 
 async def kept(house: House, text: str) -> None:

@@ -154,6 +154,17 @@ async def test_queued_input_waits_while_a_turn_is_continued(store: StoreKit, ses
     assert texts == {"hello", "now"}
 
 
+async def test_a_continuation_alone_holds_queued_input_back(store: StoreKit, session_id: str) -> None:
+    """Its turn comes when the continued one is over."""
+    await store.begin(session_id)
+    await store.admit(session_id, "later", delivery="queue")
+    await _take_over(store, session_id)
+    token = token_of(session_id, NEXT)
+
+    assert (await store.prepare(token, 1, queued=True)).promoted == 0
+    assert (await store.prepare(token, 2, queued=True)).promoted == 1
+
+
 async def test_promoted_input_without_a_request_is_still_owed_an_answer(store: StoreKit, session_id: str) -> None:
     """The worker died between the preparation and the request."""
     await store.admit(session_id)
@@ -250,6 +261,20 @@ async def test_a_stopped_step_keeps_its_row_and_its_input_waits(
     assert await _take_over(store, session_id)  # the queued input is there to be run
     assert await store.rows(tables.session_recovery, session_id) == []
     assert (await store.types(session_id)).count("step.interrupted") == 1
+
+
+@pytest.mark.parametrize("began", [True, False], ids=["in the answer", "before the first word"])
+async def test_a_run_that_dies_after_the_stop_is_not_continued(store: StoreKit, session_id: str, began: bool) -> None:
+    """The user stopped the turn; that its run was lost before the release changes nothing of that."""
+    work = await store.begin(session_id)
+    if began:
+        await work.publish(work.started(), *work.called("call_1"))
+    await work.settle(USER_STOP)
+    log = await store.events(session_id)
+
+    assert not await _take_over(store, session_id)
+    assert await store.events(session_id) == log
+    assert await store.rows(tables.session_recovery, session_id) == []
 
 
 async def test_an_interrupt_clears_wakes_up_to_what_its_user_saw(store: StoreKit, session_id: str) -> None:
