@@ -7,7 +7,7 @@ renewal in the database is fresh, and stops at once, writing nothing, when the d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -47,21 +47,6 @@ def guarded(
     return call
 
 
-async def to_its_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run the work to its end even when cancelled meanwhile, then pass the cancellation on.
-
-    For a transaction whose outcome the canceller's clean-up has to know.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()
-        raise
-
-
 def own_run(token: Token) -> Token:
     """Give the token, if this activity's run is its owner.
 
@@ -89,6 +74,11 @@ class Keeper:
         """Say whether ownership can be believed in without asking: it was renewed lately, by this process's clock."""
         return not self.lost and asyncio.get_running_loop().time() - self._renewed < TRUSTED_SECONDS
 
+    def stop(self) -> None:
+        """Stop the activity's body; it knows why."""
+        assert self._body is not None
+        self._body.cancel()
+
     def renewed(self) -> None:
         """Note that the lease was just renewed or proved in a transaction."""
         self._renewed = asyncio.get_running_loop().time()
@@ -111,8 +101,7 @@ class Keeper:
                 _log.warning("lease not renewed", session=self._token.session_id, error=error.message)
             except OwnershipLostError:
                 self.lost = True
-                assert self._body is not None
-                self._body.cancel()
+                self.stop()
                 return
 
     async def _renew_once(self, conn: AsyncConnection) -> None:

@@ -52,7 +52,12 @@ class _Attempt:
         self._finished = False
         self._announcing: set[asyncio.Task[None]] = set()
         self._publisher = StepPublisher(
-            services, given, announce=self._announce, trusted=lambda: keeper.trusted, proved=keeper.renewed
+            services,
+            given,
+            announce=self._announce,
+            trusted=lambda: keeper.trusted,
+            proved=keeper.renewed,
+            failed=keeper.stop,
         )
 
     async def run(self) -> StreamResult:
@@ -67,6 +72,10 @@ class _Attempt:
             failure = await self._stream(request, key)
         except ProviderError as error:
             return await self._failed(error)
+        except asyncio.CancelledError:
+            if self._publisher.error is not None:
+                raise self._publisher.error from None  # what could not be appended stopped the stream
+            raise
         finally:
             self._finished = True
         if failure is not None:
@@ -110,7 +119,7 @@ class _Attempt:
                     if isinstance(event, s.ProviderErrorEvent):
                         failure = event
                         break
-                    await publisher.take(event)
+                    publisher.take(event)
         finally:
             keeping.cancel()
             with suppress(asyncio.CancelledError):

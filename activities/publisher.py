@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from activities.guard import to_its_end
+from activities.appender import StreamAppender
 from fencepost.domain import events as e
 from fencepost.domain import stream as s
 from fencepost.domain.clean import clean_text
 from fencepost.domain.contracts import CallRef, StreamInput
-from fencepost.domain.errors import OwnershipLostError, ProviderError, UnavailableError
+from fencepost.domain.errors import ProviderError
 from fencepost.domain.messages import MessageError
 from fencepost.services import Services
-from fencepost.store import steps
 from fencepost.store.live import Notice
-from fencepost.store.steps import LivePart, Producer
+from fencepost.store.steps import LivePart
 
 KEEP_SECONDS = 1.0
 _SUMMARY_CHARACTERS = 80
@@ -55,6 +53,7 @@ class _Part:
     fresh: list[str] = field(default_factory=list)
     sent: int = 0
     dirty: bool = False
+    durable: bool = False
     metadata: s.ProviderMetadata | None = None
     name: str = ""
 
@@ -74,15 +73,13 @@ class StepPublisher:
         announce: Callable[[CallRef], None],
         trusted: Callable[[], bool],
         proved: Callable[[], None] = lambda: None,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
         self._services = services
         self._given = given
         self._announce = announce
         self._trusted = trusted
-        self._proved = proved
-        self._lock = asyncio.Lock()
-        self._ordinal = 0
-        self._seq = -1
+        self._appender = StreamAppender(services, given, proved=proved, failed=failed)
         self._parts: dict[tuple[str, str], _Part] = {}
         self._ended: set[tuple[str, str]] = set()
         self._called: dict[str, bool] = {}
@@ -94,7 +91,7 @@ class StepPublisher:
         self.calls: list[CallRef] = []
         self.finish: s.StepFinish | None = None
 
-    async def take(self, event: s.StreamEvent) -> None:
+    def take(self, event: s.StreamEvent) -> None:
         """Publish what the event means. Raises ProviderError for a broken order, and what the fence raises."""
         match event:
             case s.TextDelta() | s.ReasoningDelta() | s.ToolInputDelta():
@@ -102,13 +99,13 @@ class StepPublisher:
             case s.StepStart() | s.Finish() | s.ProviderErrorEvent():
                 pass
             case s.TextStart() | s.ReasoningStart() | s.ToolInputStart():
-                await self._begin(event)
+                self._begin(event)
             case s.TextEnd() | s.ReasoningEnd() | s.ToolInputEnd():
-                await self._end(event)
+                self._end(event)
             case s.ToolCall():
-                await self._call(event)
+                self._call(event)
             case s.ToolResult() | s.ToolError():
-                await self._hosted(event)
+                self._hosted(event)
             case s.StepFinish():
                 if self.finish is not None:
                     raise out_of_order("the step finished twice")
@@ -117,25 +114,36 @@ class StepPublisher:
                 assert_never(event)
 
     async def close_parts(self) -> None:
-        """End every part that is still open with the text it has: the stream is over, for whatever reason."""
+        """End every part that is still open with the text it has: the stream is over, for whatever reason. Then
+        all of it is durable. Raises what the fence raises."""
         self._stop_timer()
-        ended = [self._ended_event(part) for part in self._parts.values()]
+        open_parts = list(self._parts.values())
         self._parts.clear()
-        await self._publish(*ended)
+        for part in open_parts:
+            self._publish(self._ended_event(part))
+        await self.durable()
+
+    async def durable(self) -> None:
+        """Wait until everything that was taken is durable. Raises what the fence raises."""
+        await self._appender.drain()
+
+    @property
+    def error(self) -> Exception | None:
+        """What made appending fail, None while it works."""
+        return self._appender.error
 
     async def keep(self) -> None:
         """Keep the text so far of open parts about every second, until cancelled, for readers and for recovery."""
         while True:
             await asyncio.sleep(KEEP_SECONDS)
-            with suppress(UnavailableError, OwnershipLostError):  # the next publication finds out, and says so
-                async with self._lock:
-                    for part in list(self._parts.values()):
-                        if part.dirty and self._trusted():
-                            part.dirty = False
-                            kept = LivePart(self._message_id, part.kind, part.id, self._given.attempt, part.text)
-                            await self._services.database.transact(
-                                lambda conn, kept=kept: steps.keep_live(conn, self._given.token, kept)  # type: ignore[misc]
-                            )
+            if self._trusted() and any(part.dirty for part in self._parts.values()):
+                self._appender.keep(self._dirty_parts)
+
+    def _dirty_parts(self) -> list[LivePart]:
+        dirty = [part for part in self._parts.values() if part.dirty and part.durable]
+        for part in dirty:
+            part.dirty = False
+        return [LivePart(self._message_id, part.kind, part.id, self._given.attempt, part.text) for part in dirty]
 
     @property
     def _message_id(self) -> str:
@@ -145,36 +153,17 @@ class StepPublisher:
     def _about(self) -> dict[str, Any]:
         return {"timestamp": 0, "session_id": self._given.token.session_id, "assistant_message_id": self._message_id}
 
-    async def _publish(self, *made: e.DurableEvent) -> None:
-        """Append the events, after the step's start if nothing has begun it yet."""
-        if not made:
-            return
-        async with self._lock:
-            self._flush_live()
-            batch = list(made)
-            if not self.started:
-                plan = self._given.plan
-                batch.insert(0, e.StepStarted(**self._about, agent=plan.agent, model=plan.model))
-            given, lease = self._given, self._services.lease
-            producer = Producer(given.step, given.attempt, "stream")
-            ordinal = self._ordinal
-
-            async def append() -> None:
-                seqs = await self._services.database.transact(
-                    lambda conn: steps.publish(conn, given.token, producer, ordinal, batch, lease)
-                )
-                self.started = True
-                self._ordinal += len(batch)
-                self._seq = seqs[-1]
-
-            # A cancellation in the middle must not leave it unknown which ordinals are taken.
-            await to_its_end(append())
-            self._proved()
-            self._services.announcer.send(given.token.session_id, Notice(self._seq))
+    def _publish(self, event: e.DurableEvent, durable: Callable[[], None] | None = None) -> None:
+        """Append the event, after the step's start if nothing has begun it yet."""
+        if not self.started:
+            self.started = True
+            plan = self._given.plan
+            self._appender.put(e.StepStarted(**self._about, agent=plan.agent, model=plan.model))
+        self._appender.put(event, durable)
 
     # Parts
 
-    async def _begin(self, event: s.TextStart | s.ReasoningStart | s.ToolInputStart) -> None:
+    def _begin(self, event: s.TextStart | s.ReasoningStart | s.ToolInputStart) -> None:
         made: e.DurableEvent
         match event:
             case s.TextStart():
@@ -193,8 +182,13 @@ class StepPublisher:
         key = (part.kind, part.id)
         if key in self._parts or key in self._ended:
             raise out_of_order(f"{part.kind} {part.id} started twice")
-        await self._publish(made)
         self._parts[key] = part
+        self._publish(made, lambda: self._shown(part))
+
+    def _shown(self, part: _Part) -> None:
+        """The part's beginning is durable, so readers know what its text belongs to."""
+        part.durable = True
+        self._flush_live()
 
     def _open(self, kind: str, part_id: str, name: str = "") -> _Part:
         part = self._parts.get((kind, part_id))
@@ -230,10 +224,12 @@ class StepPublisher:
         self._stop_timer()
         self._quiet_until = asyncio.get_running_loop().time() + self._services.settings.limits.live_seconds
         for part in self._parts.values():
-            if part.fresh:
+            if part.fresh and part.durable:
                 text = "".join(part.fresh)
                 part.fresh.clear()
-                notice = Notice(self._seq, self._message_id, part.kind, part.id, self._given.attempt, part.sent, text)
+                notice = Notice(
+                    self._appender.seq, self._message_id, part.kind, part.id, self._given.attempt, part.sent, text
+                )
                 part.sent += len(text)
                 if self._trusted():
                     self._services.announcer.send(self._given.token.session_id, notice)
@@ -243,14 +239,14 @@ class StepPublisher:
             self._timer.cancel()
             self._timer = None
 
-    async def _end(self, event: s.TextEnd | s.ReasoningEnd | s.ToolInputEnd) -> None:
+    def _end(self, event: s.TextEnd | s.ReasoningEnd | s.ToolInputEnd) -> None:
         if isinstance(event, s.ToolInputEnd):
             self._open("tool", event.id, event.name)
             return  # its durable end goes with the call itself, or with the stream's end
         part = self._open("text" if isinstance(event, s.TextEnd) else "reasoning", event.id)
         if event.provider_metadata is not None:
             part.metadata = event.provider_metadata
-        await self._publish(self._take_out(part))
+        self._publish(self._take_out(part))
 
     def _take_out(self, part: _Part) -> e.DurableEvent:
         """End a part. Its last live text goes out first, so that no reader has to wait for the durable end."""
@@ -271,7 +267,7 @@ class StepPublisher:
 
     # Calls
 
-    async def _call(self, event: s.ToolCall) -> None:
+    def _call(self, event: s.ToolCall) -> None:
         if event.id in self._called:
             raise out_of_order(f"call {event.id} was made twice")
         made: list[e.DurableEvent] = []
@@ -290,15 +286,17 @@ class StepPublisher:
         )
         if event.input_error is not None:
             made.append(self._failed(event.id, f"Invalid tool input: {event.input_error}", executed=False))
-        await self._publish(*made)
         self._called[event.id] = event.provider_executed
-        if event.provider_executed:
-            return
-        self.local_calls += 1
-        if event.input_error is None:
-            call = CallRef(id=event.id, summary=summary_of(event.name, event.input))
-            self.calls.append(call)
-            self._announce(call)
+        announce = None
+        if not event.provider_executed:
+            self.local_calls += 1
+            if event.input_error is None:
+                call = CallRef(id=event.id, summary=summary_of(event.name, event.input))
+                self.calls.append(call)
+                announce = lambda: self._announce(call)  # noqa: E731
+        for one in made[:-1]:
+            self._publish(one)
+        self._publish(made[-1], announce)
 
     def _failed(self, call_id: str, message: str, *, executed: bool, result: Any = None) -> e.ToolFailed:
         return e.ToolFailed(
@@ -309,7 +307,7 @@ class StepPublisher:
             provider=e.ToolProviderInfo(executed=executed),
         )
 
-    async def _hosted(self, event: s.ToolResult | s.ToolError) -> None:
+    def _hosted(self, event: s.ToolResult | s.ToolError) -> None:
         """The outcome of a call that the provider itself executed; it keeps its result."""
         if self._called.get(event.id) is not True:
             raise out_of_order(f"a result for call {event.id}, which the provider did not make")
@@ -326,5 +324,5 @@ class StepPublisher:
             )
         if event.id in self._settled:
             raise out_of_order(f"call {event.id} has two results")
-        await self._publish(made)
+        self._publish(made)
         self._settled.add(event.id)

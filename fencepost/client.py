@@ -36,7 +36,7 @@ from fencepost.config import Settings
 from fencepost.domain import contracts, errors
 from fencepost.domain.contracts import InterruptInput, PromptInput, SessionInput, StartInput, Status, TurnResult
 from fencepost.domain.errors import ConfigurationError, FencepostError, InvalidInputError, UnavailableError
-from fencepost.domain.ids import fresh_id, is_session_id
+from fencepost.domain.ids import derived_id, fresh_id, is_session_id
 from fencepost.domain.inbox import Delivery, Receipt
 from fencepost.domain.messages import Message
 from fencepost.services import connect_temporal
@@ -136,8 +136,9 @@ class Client:
             first = error.errors(include_url=False)[0]
             raise InvalidInputError(f"prompt: {first['loc'][0]}: {first['msg']}") from None
         start = StartInput(session=session).to_wire()
-        assert given.id is not None
-        return await self._update(session_id, contracts.UPDATE_PROMPT, [given.to_wire()], given.id, start, Receipt)
+        # Temporal answers an update id that it knows by itself, so other content under one input id needs another one.
+        update_id = derived_id("int", session_id, given.model_dump_json())
+        return await self._update(session_id, contracts.UPDATE_PROMPT, [given.to_wire()], update_id, start, Receipt)
 
     async def resume(self, session_id: str) -> TurnResult:
         """Join the turn that runs or force one step, and give how it ended. Raises NotFoundError."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any
 
 from fencepost.cli.entry import FAILED, INTERRUPTED, OK, Signals
@@ -12,10 +11,13 @@ from fencepost.cli.render import JsonLines, Screen
 from fencepost.client import Client
 from fencepost.domain.contracts import SessionInput, TurnResult
 from fencepost.domain.errors import UnavailableError
+from fencepost.domain.events import StepEnded, StepFailed, StepInterrupted
 from fencepost.store.event_log import StoredEvent
 
 _AGAIN_SECONDS = 1.0
 _STATUS_SECONDS = 2.0
+_INTERRUPT_SECONDS = 3.0
+_SETTLEMENTS = frozenset(kind.stored_type() for kind in (StepEnded, StepFailed, StepInterrupted))
 
 
 class TurnView:
@@ -28,7 +30,7 @@ class TurnView:
         self._say = say
         self._seen = -1
         self._moved = asyncio.Event()
-        self._interrupted = False
+        self._settled: StoredEvent | None = None
         self._interrupting: asyncio.Task[None] | None = None
 
     async def run(self, text: str, session: SessionInput | None, signals: Signals) -> TurnResult:
@@ -47,6 +49,7 @@ class TurnView:
                     await self._unread(printing, working)
                 result = await working
             await self._shown_up_to(printing)
+            result = self._completed(result)
             self._shown.finish(result)
             return result
         finally:
@@ -64,10 +67,26 @@ class TurnView:
             if not isinstance(item, StoredEvent):
                 self._shown.show(item)
                 continue
-            self._interrupted |= item.type.startswith("session.next.step.interrupted")
+            if item.type in _SETTLEMENTS:
+                self._settled = item
             self._shown.show(item)
             self._seen = item.seq
             self._moved.set()
+
+    def _completed(self, result: TurnResult) -> TurnResult:
+        """Give the result, with how the last step was settled where the run itself had nothing to do.
+
+        So it is when the answer to the prompt was lost on its way, and the repeated request found the turn over.
+        """
+        if result.outcome != "idle" or self._settled is None:
+            return result
+        match self._settled.decode():
+            case StepInterrupted():
+                return result.model_copy(update={"outcome": "interrupted"})
+            case StepFailed() as failed:
+                return result.model_copy(update={"outcome": "failed", "error": failed.error.message})
+            case _:
+                return result.model_copy(update={"outcome": "done"})
 
     async def _shown_up_to(self, printing: asyncio.Task[None]) -> None:
         """Wait until everything that is in the log is shown."""
@@ -123,10 +142,9 @@ class TurnView:
 
     async def _keep_interrupting(self) -> None:
         # Again until it is seen: a signal that comes before the turn has begun finds nothing to stop.
-        while not self._interrupted:
-            await self._client.interrupt(self._session_id, "by the user", after=max(self._seen, -1))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.Event().wait(), _AGAIN_SECONDS)
+        while self._settled is None or self._settled.type != StepInterrupted.stored_type():
+            await self._client.interrupt(self._session_id, "by the user", after=self._seen)
+            await asyncio.sleep(_INTERRUPT_SECONDS)
 
 
 def exit_code(result: TurnResult, say: Callable[[str], None]) -> int:

@@ -32,7 +32,8 @@ class Publication:
     async def take(self, *stream: s.StreamEvent) -> None:
         """Hand over the events of a stream."""
         for event in stream:
-            await self.publisher.take(event)
+            self.publisher.take(event)
+        await self.publisher.durable()
 
     async def types(self) -> list[str]:
         """Give the names of the step's events."""

@@ -31,7 +31,10 @@ def development(
 ) -> Iterator[Command]:
     """The command beside a `fencepost dev` with the same settings, whose default model is the scripted one."""
     config = tmp_path_factory.mktemp("config") / "fencepost.toml"
-    config.write_text(f'default_model = "scripted/test"\n[providers.scripted]\nbase_url = "{scripted_url}"\n')
+    config.write_text(
+        f'default_model = "scripted/test"\n[providers.scripted]\nbase_url = "{scripted_url}"\n'
+        "[limits]\nheartbeat_timeout_seconds = 2\nheartbeat_seconds = 0.5\n"
+    )
     command = Command(stack_home, config.parent, {"FENCEPOST_CONFIG": str(config)})
     with command.started("dev") as process:
         read_until(process.stdout, "export FENCEPOST_DATABASE_URL")
