@@ -13,7 +13,7 @@ from fencepost.domain.contracts import workspace_queue
 from fencepost.process import run_and_exit
 from fencepost.services import Services, open_services
 from fencepost.telemetry import configure_logging, get_logger
-from workflows import served_workflows
+from workflows.runtime import served_workflows
 
 
 def build_workers(services: Services) -> list[Worker]:

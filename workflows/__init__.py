@@ -1,6 +1,4 @@
-"""Deterministic orchestration. Imports the domain and temporalio, nothing else."""
+"""Deterministic orchestration. Imports the domain and temporalio, nothing else.
 
-from workflows.runtime import served_workflows
-from workflows.session_turn import SessionTurn
-
-__all__ = ["SessionTurn", "served_workflows"]
+Empty on purpose: the sandbox imports this package anew for every run.
+"""

@@ -75,6 +75,7 @@ class SessionTurn:
         self._letters = 0
         self._claims = 0
         self._created = False
+        self._refused: ApplicationError | None = None
         self._wanted = False
         self._force = False
         self._others = False
@@ -187,7 +188,9 @@ class SessionTurn:
         ended = self._finished_turns
         if self._turn is None:
             self._wanted = self._force = True
-        await workflow.wait_condition(lambda: self._finished_turns > ended)
+        await workflow.wait_condition(lambda: self._finished_turns > ended or self._refused is not None)
+        if self._refused is not None:
+            raise self._refused
         return self._result()
 
     @workflow.query(name=contracts.QUERY_STATUS, description="What the session does now")
@@ -228,7 +231,12 @@ class SessionTurn:
         try:
             await self._database(contracts.ADMIT_START, given, type(None), "admit start input")
         except FailureError as error:
-            raise ApplicationError(failure_message(error), type=_code(error), non_retryable=True) from error
+            self._refused = ApplicationError(failure_message(error), type=_code(error), non_retryable=True)
+            # Updates that came along are refused for the same reason, before the run ends under them.
+            for letter in self._mail:
+                letter.error = self._refused
+            await workflow.wait_condition(workflow.all_handlers_finished)
+            raise self._refused from error
         self._created = True
 
     def _input_id(self, prompt: PromptInput | None, ordinal: int) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from fencepost.cli.entry import FAILED, INTERRUPTED, OK, Signals
 from fencepost.cli.render import JsonLines, Screen
@@ -90,7 +89,7 @@ class TurnView:
 
     async def _shown_up_to(self, printing: asyncio.Task[None]) -> None:
         """Wait until everything that is in the log is shown."""
-        head = await self._reached(self._client.head(self._session_id))
+        head = await self._head()
         while self._seen < head and not printing.done():
             self._moved.clear()
             moving = asyncio.create_task(self._moved.wait())
@@ -99,14 +98,12 @@ class TurnView:
         if printing.done():
             await printing
 
-    async def _reached(self, first: Coroutine[Any, Any, int]) -> int:
-        asking = first
+    async def _head(self) -> int:
         while True:
             try:
-                return await asking
+                return await self._client.head(self._session_id)
             except UnavailableError:
                 await asyncio.sleep(_AGAIN_SECONDS)
-                asking = self._client.head(self._session_id)
 
     async def _watch_status(self) -> None:
         """Say what the turn waits for, while nothing of it is to be seen."""
@@ -130,14 +127,18 @@ class TurnView:
             said = text
 
     async def _unread(self, printing: asyncio.Task[None], working: asyncio.Task[TurnResult]) -> None:
-        """Nobody reads what is shown: stop the turn as Ctrl-C would, then say why there is no output."""
-        self._interrupt()
+        """Nobody reads what is shown: stop the turn as Ctrl-C would, then raise why there is no output."""
+        self._start_interrupting()
         await asyncio.wait({working})
         await printing
 
     def _interrupt(self) -> None:
         if self._interrupting is None:
             self._say("interrupting; press Ctrl-C again to leave without waiting")
+            self._start_interrupting()
+
+    def _start_interrupting(self) -> None:
+        if self._interrupting is None:
             self._interrupting = asyncio.create_task(self._keep_interrupting())
 
     async def _keep_interrupting(self) -> None:

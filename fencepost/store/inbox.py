@@ -39,14 +39,13 @@ async def admit(
     head = await event_log.lock(conn, session_id)
     row = await _find(conn, input_id)
     if row is None:
-        await _refuse_visible(conn, session_id, input_id)
         event = PromptAdmitted(
             timestamp=head.now, session_id=session_id, message_id=input_id, prompt=prompt, delivery=delivery
         )
         try:
             await event_log.append(conn, head, [Entry(derived_id("evt", "admitted", session_id, input_id), event)])
         except LifecycleConflictError as error:
-            # Two sessions admitted one id at the same time, and the other one won.
+            # A message of this id is visible, or another session admitted the id at the same time, and won.
             raise _conflict(session_id, input_id) from error
         row = await _find(conn, input_id)
         assert row is not None, "the projector has just inserted it"
@@ -64,12 +63,6 @@ def _conflict(session_id: str, input_id: str) -> PromptConflictError:
     return PromptConflictError(
         f"input id {input_id} stands for something else than this prompt to {session_id} already: use a new id"
     )
-
-
-async def _refuse_visible(conn: AsyncConnection, session_id: str, input_id: str) -> None:
-    messages = tables.session_message
-    if (await conn.execute(select(messages.c.id).where(messages.c.id == input_id))).first() is not None:
-        raise _conflict(session_id, input_id)
 
 
 async def _find(conn: AsyncConnection, input_id: str) -> Mapping[Any, Any] | None:

@@ -88,8 +88,7 @@ def test_a_reader_that_leaves_ends_it_quietly(beside: Command) -> None:
         code = process.wait(timeout=50)
 
     assert code == 130
-    assert "Error" not in said
-    assert "Traceback" not in said
+    assert said == ""
 
 
 def test_a_worker_that_is_killed_is_started_again(beside: Command) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from fencepost.clock import Clock, FixedClock
+from fencepost.domain.errors import NotFoundError
 from fencepost.telemetry import configure_logging, get_logger
 
 
@@ -52,6 +53,21 @@ def test_text_and_keys_are_withheld(stream: io.StringIO) -> None:
 
     assert "private" not in stream.getvalue()
     assert json.loads(stream.getvalue())["size"] == 7
+
+
+def test_an_expected_error_is_its_message(stream: io.StringIO) -> None:
+    """Temporal logs what an activity raises with a traceback; one of our own errors says what to do by itself."""
+    configure_logging(stream=stream)
+    for error in (NotFoundError("no session ses_1"), KeyError("unforeseen")):
+        try:
+            raise RuntimeError("wrapped") from error
+        except RuntimeError:
+            logging.getLogger("temporalio.activity").warning("failed", exc_info=True)
+    expected, unforeseen = map(json.loads, stream.getvalue().splitlines())
+
+    assert expected["error"] == "no session ses_1"
+    assert "exception" not in expected
+    assert unforeseen["exception"]
 
 
 def test_the_level_holds(stream: io.StringIO) -> None:
