@@ -17,10 +17,11 @@ from fencepost.services import Services
 
 def turn_activities(services: Services) -> list[Callable[..., Any]]:
     """Give the activities of the turn workflow's own queue; those of a workspace's queue are `tool_activities`."""
-    ownership = OwnershipActivities(services)
+    inbox, ownership = InboxActivities(services), OwnershipActivities(services)
     return [
-        InboxActivities(services).admit_start,
-        InboxActivities(services).admit_input,
+        inbox.admit_start,
+        inbox.admit_input,
+        inbox.place_interrupt,
         ownership.claim_session,
         ownership.release_session,
         ContextActivities(services).prepare_step,

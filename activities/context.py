@@ -8,7 +8,7 @@ from activities.guard import guarded, own_run
 from fencepost.domain import contracts
 from fencepost.domain.contracts import PrepareInput, PrepareResult
 from fencepost.services import Services
-from fencepost.store import event_log, steps
+from fencepost.store import steps
 from fencepost.store.live import Notice
 
 
@@ -27,8 +27,7 @@ class ContextActivities:
             lambda conn: steps.prepare(conn, token, given.step, queued=given.queued, lease=lease)
         )
         if prepared.promoted or prepared.continued:
-            async with self._services.database.read() as conn:
-                self._services.announcer.send(token.session_id, Notice(await event_log.latest(conn, token.session_id)))
+            self._services.announcer.send(token.session_id, Notice.look())
         return PrepareResult(
             assistant_message_id=prepared.assistant_message_id,
             promoted=prepared.promoted,

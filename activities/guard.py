@@ -74,6 +74,12 @@ class Keeper:
         """Say whether ownership can be believed in without asking: it was renewed lately, by this process's clock."""
         return not self.lost and asyncio.get_running_loop().time() - self._renewed < TRUSTED_SECONDS
 
+    @property
+    def stale(self) -> bool:
+        """Say whether somebody else may own the session: the database said so, or Temporal knows this activity no more.
+        Whoever is stale writes nothing, not even what the fence would still let in."""
+        return self.lost or _gone()
+
     def stop(self) -> None:
         """Stop the activity's body; it knows why."""
         assert self._body is not None
@@ -131,7 +137,7 @@ async def kept(services: Services, token: Token) -> AsyncIterator[Keeper]:
     try:
         yield keeper
     except asyncio.CancelledError:
-        if keeper.lost or _gone():
+        if keeper.stale:
             raise OwnershipLostError(f"execution {token.execution_id} lost session {token.session_id}") from None
         if draining and not _cancel_requested():
             raise ApplicationError("the worker shuts down", type=WORKER_SHUTDOWN) from None

@@ -9,11 +9,18 @@ from temporalio import activity
 
 from activities.guard import guarded
 from fencepost.domain import contracts
-from fencepost.domain.contracts import AdmitInput, AdmitStart, PromptInput, SessionInput
+from fencepost.domain.contracts import (
+    AdmitInput,
+    AdmitStart,
+    PlacedInterrupt,
+    PlaceInterrupt,
+    PromptInput,
+    SessionInput,
+)
 from fencepost.domain.errors import DirectoryError, InvalidInputError
 from fencepost.domain.inbox import Location, Receipt
 from fencepost.services import Services
-from fencepost.store import event_log, inbox, sessions
+from fencepost.store import event_log, inbox, interrupts, sessions
 from fencepost.store.live import Notice
 from fencepost.store.sessions import NewSession, Session
 
@@ -38,7 +45,7 @@ class InboxActivities:
                 await self._admit(conn, given.session_id, given.input_id, prompt)
 
         await self._services.database.transact(work)
-        await self._notify(given.session_id)
+        self._services.announcer.send(given.session_id, Notice.look())
 
     async def _create(self, conn: AsyncConnection, session_id: str, wanted: SessionInput) -> Session:
         if await event_log.latest(conn, session_id) >= 0:
@@ -72,8 +79,16 @@ class InboxActivities:
         receipt = await self._services.database.transact(
             lambda conn: self._admit(conn, given.session_id, given.input_id, given.prompt)
         )
-        await self._notify(given.session_id)
+        self._services.announcer.send(given.session_id, Notice.look())
         return receipt
+
+    @activity.defn(name=contracts.PLACE_INTERRUPT)
+    @guarded
+    async def place_interrupt(self, given: PlaceInterrupt) -> PlacedInterrupt:
+        """Find the place in the log at which a user's interrupt is handled."""
+        async with self._services.database.read() as conn:
+            place = await interrupts.place(conn, given.session_id, given.interrupt_id)
+        return PlacedInterrupt(head=place.head, recorded=place.recorded)
 
     async def _admit(self, conn: AsyncConnection, session_id: str, input_id: str, prompt: PromptInput) -> Receipt:
         admission = await inbox.admit(
@@ -85,8 +100,3 @@ class InboxActivities:
         limit, size = self._services.settings.limits.prompt_bytes, len(prompt.model_dump_json(by_alias=True).encode())
         if size > limit:
             raise InvalidInputError(f"the prompt is {size} bytes, more than {limit}: attach a file instead")
-
-    async def _notify(self, session_id: str) -> None:
-        async with self._services.database.read() as conn:
-            seq = await event_log.latest(conn, session_id)
-        self._services.announcer.send(session_id, Notice(seq))

@@ -11,10 +11,10 @@ from activities.guard import guarded, own_run
 from fencepost.config import Settings
 from fencepost.domain import contracts
 from fencepost.domain.contracts import Plan, ResolveInput
-from fencepost.domain.errors import AgentNotFoundError
+from fencepost.domain.errors import AgentNotFoundError, OwnershipLostError
 from fencepost.domain.models import ModelRef
 from fencepost.services import Services
-from fencepost.store import ownership, sessions
+from fencepost.store import ledger, ownership, sessions
 from fencepost.store.sessions import Session
 
 
@@ -40,7 +40,11 @@ class ModelActivities:
         token = own_run(given.token)
 
         async def read(conn: AsyncConnection) -> Session:
-            await ownership.hold(conn, token)
+            try:
+                await ownership.hold(conn, token)
+            except OwnershipLostError:
+                if await ledger.given_back(conn, token) is None:
+                    raise
             return await sessions.get(conn, token.session_id)
 
         session = await services.database.transact(read)

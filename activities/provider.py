@@ -125,7 +125,7 @@ class _Attempt:
             with suppress(asyncio.CancelledError):
                 await keeping
             # Also when cancelled: what was shown stays, and the transcript stays valid.
-            if not self._keeper.lost:
+            if not self._keeper.stale:
                 await publisher.close_parts()
         return failure
 

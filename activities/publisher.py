@@ -278,6 +278,7 @@ class StepPublisher:
         else:
             made.append(e.ToolInputStarted(**self._about, call_id=event.id, name=event.name))
             made.append(e.ToolInputEnded(**self._about, call_id=event.id, text=""))
+            self._ended.add(("tool", event.id))
         provider = e.ToolProviderInfo(executed=event.provider_executed, metadata=event.provider_metadata)
         made.append(
             e.ToolCalled(

@@ -13,7 +13,7 @@ from fencepost.domain.events import StepEnded, StepFailed, StepStarted
 from fencepost.domain.messages import MessageError
 from fencepost.domain.projection import UNSETTLED
 from fencepost.services import Services
-from fencepost.store import event_log, sessions, steps
+from fencepost.store import sessions, steps
 from fencepost.store.live import Notice
 from fencepost.store.steps import Interruption, Settlement
 
@@ -35,8 +35,7 @@ class StepActivities:
             return await steps.settle(conn, token, given.step, settlement, lease)
 
         continued = await self._services.database.transact(work)
-        async with self._services.database.read() as conn:
-            self._services.announcer.send(token.session_id, Notice(await event_log.latest(conn, token.session_id)))
+        self._services.announcer.send(token.session_id, Notice.look())
         return SettleResult(continued=continued)
 
     async def _settlement(self, conn: AsyncConnection, given: SettleInput) -> Settlement:

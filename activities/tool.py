@@ -11,7 +11,7 @@ from fencepost.domain.events import ToolFailed, ToolProviderInfo, ToolSuccess
 from fencepost.domain.messages import MessageError
 from fencepost.domain.tools import Invocation, ToolFailure, ToolOutput
 from fencepost.services import Services
-from fencepost.store import event_log, tool_calls
+from fencepost.store import tool_calls
 from fencepost.store.live import Notice
 from fencepost.store.tool_calls import PlannedCall
 from fencepost.tools.registry import ToolContext
@@ -46,8 +46,7 @@ class ToolActivities:
                     conn, token, given.assistant_message_id, given.call_id, outcome, services.lease
                 )
             )
-            async with services.database.read() as conn:
-                services.announcer.send(token.session_id, Notice(await event_log.latest(conn, token.session_id)))
+            services.announcer.send(token.session_id, Notice.look())
             return ToolOutcome(ok=isinstance(outcome, ToolSuccess))
 
     async def _execute(self, given: ToolInput, planned: PlannedCall) -> ToolOutput:

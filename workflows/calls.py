@@ -14,7 +14,7 @@ from temporalio.exceptions import TimeoutError as ActivityTimeoutError
 with workflow.unsafe.imports_passed_through():
     from fencepost.domain import contracts
     from fencepost.domain.contracts import CallRef, Settings, StreamInput, StreamResult, ToolInput, ToolOutcome
-    from fencepost.domain.errors import ClaimRefusedError, OwnershipLostError, UnavailableError
+    from fencepost.domain.errors import ClaimRefusedError, LeaseExpiredError, OwnershipLostError, UnavailableError
     from fencepost.domain.wire import WireModel
 
 Result = TypeVar("Result")
@@ -84,7 +84,12 @@ async def database_step(
 
 def is_ownership_loss(error: BaseException) -> bool:
     """Say whether the session belongs to somebody else now."""
-    return failure_type(error) == OwnershipLostError.code
+    return failure_type(error) in (OwnershipLostError.code, LeaseExpiredError.code)
+
+
+def is_expiry(error: BaseException) -> bool:
+    """Say whether nothing was begun, since the lease had run out: nobody has taken the session, or it would be lost."""
+    return failure_type(error) == LeaseExpiredError.code
 
 
 def start_stream(given: StreamInput, settings: Settings) -> workflow.ActivityHandle[StreamResult]:

@@ -1,19 +1,40 @@
-"""Reading what clients send. Payloads are decoded here, by hand: a typed handler drops a malformed signal silently, and
-an argument too few or too many would fail the workflow task for ever."""
+"""What clients send: read by hand, and handled one after the other in the order of its arrival.
+
+Payloads are decoded here since a typed handler drops a malformed signal silently, and an argument too few or too many
+would fail the workflow task for ever.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RawValue
+from temporalio.exceptions import ApplicationError, FailureError
+
+from workflows.calls import database_step, failure_message, failure_type
 
 with workflow.unsafe.imports_passed_through():
-    from fencepost.domain.errors import InvalidInputError
+    from fencepost.domain import contracts
+    from fencepost.domain.contracts import (
+        AdmitInput,
+        InterruptInput,
+        PlacedInterrupt,
+        PlaceInterrupt,
+        PromptInput,
+        Rejection,
+    )
+    from fencepost.domain.errors import FencepostError, InvalidInputError
+    from fencepost.domain.ids import derived_id
+    from fencepost.domain.inbox import Receipt
     from fencepost.domain.wire import WireModel, read_json
 
 Given = TypeVar("Given", bound=WireModel)
+
+_REJECTIONS_KEPT = 20
 
 
 def read(kind: type[Given], args: Sequence[object], *, optional: bool = False) -> Given:
@@ -38,3 +59,153 @@ def _is_null(raw: object) -> bool:
     return isinstance(raw, RawValue) and (
         raw.payload.metadata.get("encoding") == b"binary/null" or raw.payload.data.strip() == b"null"
     )
+
+
+def as_application_error(error: FailureError) -> ApplicationError:
+    """Give an activity's failure as the failure of an update or a run: its words, and its stable type."""
+    kind = failure_type(error) or FencepostError.code
+    return ApplicationError(failure_message(error), type=kind, non_retryable=True)
+
+
+@dataclass
+class Letter:
+    """One input from a signal or an update, on its way into the inbox."""
+
+    input_id: str
+    prompt: PromptInput
+    receipt: Receipt | None = None
+    error: ApplicationError | None = None
+
+    @property
+    def done(self) -> bool:
+        """Say whether it was admitted or refused."""
+        return self.receipt is not None or self.error is not None
+
+
+@dataclass
+class Stop:
+    """One interrupt: by a signal, or by the run's cancellation."""
+
+    given: InterruptInput
+    reason: Literal["user", "cancelled"] = "user"
+
+
+class Addressee(Protocol):
+    """Whose mail it is."""
+
+    def admitted(self, prompt: PromptInput) -> None:
+        """Hear of input that is in the inbox now."""
+
+    def stoppable(self) -> bool:
+        """Say whether there is anything that an interrupt could stop."""
+
+    def halt(self, stop: Stop) -> None:
+        """Stop what was asked for so far."""
+
+    def waiting(self, what: str | None) -> None:
+        """Hear what the delivery waits for."""
+
+
+class Mail:
+    """What came and is not handled yet. The order matters: an interrupt stops what was sent before it, and nothing that
+    was sent after it."""
+
+    def __init__(self, session_id: str, addressee: Addressee) -> None:
+        self._session_id = session_id
+        self._addressee = addressee
+        self._items: deque[Letter | Stop] = deque()
+        self._signals = 0
+        self._interrupts = 0
+        self._known_interrupts: set[str] = set()
+        self.rejected: deque[Rejection] = deque(maxlen=_REJECTIONS_KEPT)
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def input_id(self, prompt: PromptInput | None, ordinal: int) -> str:
+        """Name an input by what does not change when the run is reset."""
+        if prompt is not None and prompt.id is not None:
+            return prompt.id
+        return derived_id("msg", self._session_id, workflow.info().original_execution_run_id, ordinal)
+
+    def post(self, signal: str, args: Sequence[object], delivery: dict[str, Any]) -> None:
+        """Take input from a signal."""
+        self._signals += 1  # also for a bad one, so that those after it keep their ids
+        try:
+            prompt = read(PromptInput, args).model_copy(update=delivery)
+        except InvalidInputError as error:
+            self.reject(signal, error)
+            return
+        self.take(Letter(self.input_id(prompt, self._signals), prompt))
+
+    def take(self, letter: Letter) -> Letter:
+        """Take input that was read already."""
+        self._items.append(letter)
+        return letter
+
+    def interrupt(self, args: Sequence[object]) -> None:
+        """Take an interrupt, once for each id."""
+        self._interrupts += 1
+        try:
+            given = read(InterruptInput, args, optional=True)
+        except InvalidInputError as error:
+            self.reject(contracts.SIGNAL_INTERRUPT, error)
+            return
+        run = workflow.info().original_execution_run_id
+        name = given.id or derived_id("int", self._session_id, run, self._interrupts)
+        if name not in self._known_interrupts:
+            self._known_interrupts.add(name)
+            self._items.append(Stop(given.model_copy(update={"id": name})))
+
+    def reject(self, signal: str, error: FencepostError) -> None:
+        """Show what could not be understood."""
+        workflow.logger.warning("signal %s rejected: %s", signal, error.message)
+        self.rejected.append(Rejection(signal=signal, reason=error.message))
+
+    def refuse(self, error: ApplicationError) -> None:
+        """Refuse all input that came and waits."""
+        for item in self._items:
+            if isinstance(item, Letter):
+                item.error = error
+
+    async def deliver(self) -> None:
+        """Handle what comes, for ever, while whatever else goes on."""
+        while True:
+            await workflow.wait_condition(lambda: bool(self._items))
+            item = self._items[0]
+            try:
+                await (self._admit(item) if isinstance(item, Letter) else self._place(item))
+            except FailureError as error:
+                if isinstance(item, Letter):
+                    item.error = as_application_error(error)
+                what = "input" if isinstance(item, Letter) else contracts.SIGNAL_INTERRUPT
+                self.reject(what, FencepostError(failure_message(error)))
+            self._items.popleft()
+
+    async def _admit(self, letter: Letter) -> None:
+        letter.receipt = await database_step(
+            contracts.ADMIT_INPUT,
+            AdmitInput(session_id=self._session_id, input_id=letter.input_id, prompt=letter.prompt),
+            Receipt,
+            summary="admit input",
+            waiting=self._addressee.waiting,
+        )
+        self._addressee.admitted(letter.prompt)
+
+    async def _place(self, stop: Stop) -> None:
+        """Find the place in the log that an interrupt was handled at, unless it says one; one that the log knows
+        already comes a second time."""
+        given = stop.given
+        if not self._addressee.stoppable():
+            return
+        assert given.id is not None
+        placed = await database_step(
+            contracts.PLACE_INTERRUPT,
+            PlaceInterrupt(session_id=self._session_id, interrupt_id=given.id),
+            PlacedInterrupt,
+            summary="place interrupt",
+            waiting=self._addressee.waiting,
+        )
+        if not placed.recorded and self._addressee.stoppable():
+            after = placed.head if given.after is None else given.after
+            self._addressee.halt(Stop(given.model_copy(update={"after": after}), stop.reason))

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import FailureError
+from temporalio.exceptions import ApplicationError, FailureError
 
 from workflows.calls import (
     database_step,
     failure_message,
     failure_type,
+    is_expiry,
     is_ownership_loss,
     start_stream,
     start_tool,
 )
+from workflows.mail import Stop
+from workflows.progress import Progress, added
 
 with workflow.unsafe.imports_passed_through():
     from fencepost.domain import contracts, decisions
     from fencepost.domain.contracts import (
         Announcement,
         CallRef,
-        InterruptInput,
         Plan,
         PrepareInput,
         PrepareResult,
@@ -37,8 +40,7 @@ with workflow.unsafe.imports_passed_through():
         StreamResult,
         ToolInput,
     )
-    from fencepost.domain.errors import UnavailableError
-    from fencepost.domain.messages import CacheTokens, Tokens
+    from fencepost.domain.errors import OwnershipLostError, UnavailableError
     from fencepost.domain.ownership import TakeoverReason, Token
     from fencepost.domain.wire import WireModel
 
@@ -47,59 +49,30 @@ Result = TypeVar("Result")
 # Failures after which the activity's hand may still move somewhere, or the database did not let it finish.
 _GONE = frozenset({"Timeout", "Cancelled", contracts.WORKER_SHUTDOWN, UnavailableError.code})
 
+# How often an activity that found the lease expired is started again.
+_RENEWALS = 3
+
 Ended: TypeAlias = Literal["yield", "failed", "interrupted", "take-over"]
 """`take-over` asks for a new execution id, under which the turn goes on if it has to."""
 
 
-def added(left: Tokens, right: Tokens) -> Tokens:
-    """Sum two counts."""
-    return Tokens(
-        input=left.input + right.input,
-        output=left.output + right.output,
-        reasoning=left.reasoning + right.reasoning,
-        cache=CacheTokens(read=left.cache.read + right.cache.read, write=left.cache.write + right.cache.write),
-    )
-
-
-@dataclass
-class Progress:
-    """What people see of a turn; lives as long as the run."""
-
-    session_id: str
-    phase: Literal["idle", "busy", "retrying", "waiting"] = "idle"
-    steps: int = 0
-    step: int = 0
-    attempt: int = 0
-    plan: Plan | None = None
-    running: dict[str, str] = field(default_factory=dict)
-    tokens: Tokens = field(default_factory=Tokens)
-    cost: float = 0
-    waiting_for: str | None = None
-    error: str | None = None
-
-    def show(self) -> None:
-        """Put it where the Temporal UI shows it."""
-        lines = [f"**{self.phase}**, step {self.steps}" + (f", attempt {self.attempt}" if self.attempt > 1 else "")]
-        if self.plan is not None:
-            lines.append(f"- agent {self.plan.agent}, model {self.plan.model}")
-        lines += [f"- running: {summary}" for summary in self.running.values()]
-        lines.append(f"- tokens so far: {self.tokens.input} in, {self.tokens.output} out")
-        if self.waiting_for:
-            lines.append(f"- waiting: {self.waiting_for}")
-        if self.error:
-            lines.append(f"- error: {self.error}")
-        workflow.set_current_details("\n".join(lines))
-
-
 class Turn:
-    """Runs steps under one token. Everything that a signal may change lies in `interrupt` and `announced`."""
+    """Runs steps under one token. Signals change it only by `stop` and `announce`. `renew` gives the token's lease its
+    whole length again."""
 
-    def __init__(self, token: Token, settings: contracts.Settings, progress: Progress) -> None:
+    def __init__(
+        self,
+        token: Token,
+        settings: contracts.Settings,
+        progress: Progress,
+        renew: Callable[[], Awaitable[None]],
+    ) -> None:
         self.token = token
         self.settings = settings
         self.progress = progress
-        self.interrupt: InterruptInput | None = None
-        self.interrupt_reason: Literal["user", "cancelled"] = "user"
+        self._renew = renew
+        self._stop: Stop | None = None
+        self._stop_settled = False
         self.reason: TakeoverReason = "lost"
         self._step = 0
         self._agent_step = 0
@@ -112,16 +85,27 @@ class Turn:
 
     # Signals
 
-    def stop(self, interrupt: InterruptInput, reason: Literal["user", "cancelled"]) -> None:
-        """Interrupt whatever runs now. A second interrupt changes nothing."""
-        if self.interrupt is None:
-            self.interrupt, self.interrupt_reason = interrupt, reason
+    def stop(self, stop: Stop) -> bool:
+        """Interrupt whatever runs now. False when it is too late: an earlier interrupt is being settled already."""
+        if self._stop_settled:
+            return False
+        if self._stop is None:
+            self._stop = stop
             for handle in tuple(self._open):
                 handle.cancel()
+        else:
+            # One interruption for both, that reaches as far as the later one.
+            self._stop = replace(self._stop, given=self._stop.given.model_copy(update={"after": stop.given.after}))
+        return True
 
     def interrupted(self) -> bool:
         """Say whether an interrupt has come; it may come during any await."""
-        return self.interrupt is not None
+        return self._stop is not None
+
+    @property
+    def unsettled_stop(self) -> Stop | None:
+        """Give an interrupt that has stopped nothing yet."""
+        return None if self._stop_settled else self._stop
 
     def announce(self, said: Announcement) -> None:
         """Start a tool call of the current step while its stream goes on; anything else is not for now."""
@@ -193,7 +177,10 @@ class Turn:
     async def _request(self, plan: Plan) -> StreamResult | None:
         """Make the step's request, again where that is allowed. None when the activity was lost with its worker."""
         attempt, pause = 1, 0.0
+        renewals = 0
         while True:
+            if self.interrupted():
+                return None
             given = StreamInput(
                 token=self.token,
                 step=self._step,
@@ -205,6 +192,10 @@ class Turn:
             try:
                 result = await self._wait_for(start_stream(given, self.settings))
             except FailureError as error:
+                if is_expiry(error) and renewals < _RENEWALS:
+                    renewals += 1
+                    await self._renew()
+                    continue
                 if is_ownership_loss(error):
                     raise
                 if failure_type(error) not in _GONE:
@@ -222,8 +213,7 @@ class Turn:
                 # A long wait holds no activity. A short one is slept there: timers take a second at least.
                 await self._pause(pause)
                 pause = 0.0
-            if self.interrupted():
-                return result
+                await self._renew()
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
@@ -265,13 +255,28 @@ class Turn:
         self.progress.show()
         # No `finally` here: when Temporal evicts a run it closes its coroutines outside the workflow's event loop.
         try:
-            await self._wait_for(start_tool(given, call, self.settings))
+            await self._execute(given, call)
         except FailureError as error:
             # Its outcome is unknown, and it is never started again: the settlement says that it was interrupted.
             if failure_type(error) != "Cancelled":
                 self._note_loss(error)
         self.progress.running.pop(call.id, None)
         self.progress.show()
+
+    async def _execute(self, given: ToolInput, call: CallRef) -> None:
+        for _ in range(_RENEWALS):
+            try:
+                await self._wait_for(start_tool(given, call, self.settings))
+            except FailureError as error:
+                if not is_expiry(error) or self.interrupted():
+                    raise
+                # It waited for a worker longer than a lease, and has not started.
+                await self._renew()
+                if self.interrupted():
+                    return
+            else:
+                return
+        raise ApplicationError("the lease runs out before the tool can start", type=OwnershipLostError.code)
 
     async def _rest(self) -> None:
         """Let every tool of the step come to its end: a new execution id would fence the healthy ones."""
@@ -298,6 +303,8 @@ class Turn:
         progress.tokens, progress.cost = added(progress.tokens, result.tokens), progress.cost + result.cost
         progress.error = result.error
         progress.show()
+        if self.interrupted() and settled.continued:
+            return await self._interrupted()
         if settled.continued:
             return "take-over"
         if not result.ok:
@@ -317,18 +324,23 @@ class Turn:
 
     async def _interrupted(self) -> Ended:
         """Settle what the interrupt cut; between two steps the interruption belongs to the one that would be next."""
-        assert self.interrupt is not None
-        await self._database(
-            contracts.SETTLE_STEP,
-            SettleInput(
-                token=self.token,
-                step=self._step + 1 if self._settled else self._step,
-                interrupt=self.interrupt,
-                interrupt_reason=self.interrupt_reason,
-            ),
-            SettleResult,
-            "settle interrupted step",
-        )
+        assert self._stop is not None
+        self._stop_settled = True
+        try:
+            await self._database(
+                contracts.SETTLE_STEP,
+                SettleInput(
+                    token=self.token,
+                    step=self._step + 1 if self._settled else self._step,
+                    interrupt=self._stop.given,
+                    interrupt_reason=self._stop.reason,
+                ),
+                SettleResult,
+                "settle interrupted step",
+            )
+        except FailureError:
+            self._stop_settled = False
+            raise
         return "interrupted"
 
     async def _database(self, name: str, given: WireModel, result_type: type[Result], summary: str) -> Result:

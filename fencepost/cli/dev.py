@@ -33,7 +33,7 @@ async def dev(config: Path | None, ports: tuple[int | None, int | None], signals
                 settings.home,
                 settings.task_queue,
                 place.settings,
-                worker_environment(place, find_config_file(config, environ), {}),
+                worker_environment(place, find_config_file(config, environ)),
                 others="refuse",
                 say=say,
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 import traceback
@@ -130,8 +129,3 @@ def quiet_libraries(*, debug: bool) -> None:
     level = "WARN" if debug else "ERROR"
     logging = LoggingConfig(TelemetryFilter(core_level=level, other_level="ERROR"))
     Runtime.set_default(Runtime(telemetry=TelemetryConfig(logging=logging)), error_if_already_set=False)
-
-
-def environment() -> dict[str, str]:
-    """Give a copy of this process's environment."""
-    return dict(os.environ)

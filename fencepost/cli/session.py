@@ -102,7 +102,7 @@ async def _serve(
         place.settings.home,
         open_queue or place.settings.task_queue,
         place.settings,
-        worker_environment(place, config, {}),
+        worker_environment(place, config),
         others="share" if open_queue is not None else "avoid",
         private=choice.is_ephemeral,
         say=progress,

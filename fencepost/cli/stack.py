@@ -34,11 +34,6 @@ class Place:
     revive: Callable[[], None] | None = None
 
 
-def configured_place(settings: Settings, environ: Mapping[str, str]) -> Place:
-    """Give the place of services that are all configured."""
-    return Place(settings, environ, is_local=False)
-
-
 @asynccontextmanager
 async def open_place(
     settings: Settings,
@@ -54,7 +49,7 @@ async def open_place(
     """
     given = ExternalServices(temporal=False, postgresql=False) if only_local else external_services(settings, environ)
     if given.temporal and given.postgresql:
-        yield configured_place(settings, environ)
+        yield Place(settings, environ, is_local=False)
         return
 
     def stack_of(temporal_port: int | None, ui_port: int | None) -> LocalStack:
@@ -132,9 +127,9 @@ async def _revive(place: Place, say: Callable[[str], None]) -> None:
         raise
 
 
-def worker_environment(place: Place, config: Path | None, variables: Mapping[str, str]) -> dict[str, str]:
-    """Give the environment for a worker in this place: `config` is its configuration file, `variables` go on top."""
-    environ = {**place.environ, **variables}
+def worker_environment(place: Place, config: Path | None) -> dict[str, str]:
+    """Give the environment for a worker in this place: `config` is its configuration file."""
+    environ = dict(place.environ)
     if config is not None:
         environ[f"{PREFIX}CONFIG"] = str(config.absolute())
     if place.settings.log_format == "auto":

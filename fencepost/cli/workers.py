@@ -135,16 +135,18 @@ class SharedWorker:
             state = file.read()
             process = self._read()
             alive = process is not None and process.is_alive()
-            if alive and process is not None and process.fingerprint != self._fingerprint and self._others != "share":
-                if state.holders and self._others == "avoid":
+            differs = process is not None and process.fingerprint != self._fingerprint
+            if alive and differs and not state.holders:
+                self._end(grace=self._grace + 5)  # left by a command that was killed
+                alive = False
+            if alive and differs:
+                if self._others == "avoid":
                     return False
-                if state.holders:
+                if self._others == "refuse":
                     raise ConfigurationError(
                         f"task queue {self.queue} is served for another fencepost command with other settings "
                         f"(process {state.holders[0].pid}): wait until it has ended, or end it"
                     )
-                self._end(grace=self._grace + 5)
-                alive = False
             if not alive:
                 self._start()
             holder = Holder(

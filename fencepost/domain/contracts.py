@@ -81,14 +81,6 @@ class PromptInput(WireModel):
         return Prompt(text=self.text, files=self.files, agents=self.agents)
 
 
-class StartInput(WireModel):
-    """Input of the workflow. `carried` is set only by a run that continues as new."""
-
-    session: SessionInput | None = None
-    prompt: PromptInput | None = None
-    carried: bool = False
-
-
 class InterruptInput(WireModel):
     """`after` is the last sequence the user saw; `reason` is a note of theirs for the log."""
 
@@ -118,6 +110,15 @@ class Rejection(WireModel):
     reason: str
 
 
+class StartInput(WireModel):
+    """Input of the workflow. `carried` and `rejected` are set only by a run that continues as new."""
+
+    session: SessionInput | None = None
+    prompt: PromptInput | None = None
+    carried: bool = False
+    rejected: tuple[Rejection, ...] = ()
+
+
 class Status(WireModel):
     """What the query `status` gives. `tools` are the calls that run now."""
 
@@ -139,6 +140,7 @@ SIGNAL_ANNOUNCE = "announce_tool_call"
 
 ADMIT_START = "admit_start"
 ADMIT_INPUT = "admit_input"
+PLACE_INTERRUPT = "place_interrupt"
 CLAIM_SESSION = "claim_session"
 RELEASE_SESSION = "release_session"
 PREPARE_STEP = "prepare_step"
@@ -163,8 +165,21 @@ class AdmitInput(WireModel):
     prompt: PromptInput
 
 
+class PlaceInterrupt(WireModel):
+    session_id: str
+    interrupt_id: str
+
+
+class PlacedInterrupt(WireModel):
+    """`head` is the log's last sequence; `recorded` says that the log knows the interrupt already."""
+
+    head: int
+    recorded: bool = False
+
+
 class ClaimInput(WireModel):
-    """`ordinal` counts the claims of this run: with the run's id it gives the execution's id."""
+    """`ordinal` counts the claims of this run: with the run's id it gives the execution's id. The same one again
+    renews the claim."""
 
     session_id: str
     ordinal: int

@@ -10,6 +10,7 @@ FencepostError
 +-- PromptConflictError         an input id is used again with other content
 +-- DirectoryError              a session's working directory is not usable
 +-- OwnershipLostError          the token does not hold (any more): write nothing, go away
+|   +-- LeaseExpiredError       the token holds, but for too long without renewal: nothing was begun, renew it first
 +-- ClaimRefusedError           another run owns the session
 +-- EventConflictError          an event id is used again with other content, or in another aggregate
 +-- InvalidDurableEventError    an event of the log is unknown or does not fit
@@ -71,6 +72,10 @@ class DirectoryError(FencepostError):
 
 class OwnershipLostError(FencepostError):
     code = "OwnershipLostError"
+
+
+class LeaseExpiredError(OwnershipLostError):
+    code = "LeaseExpiredError"
 
 
 class ClaimRefusedError(FencepostError):

@@ -152,7 +152,8 @@ async def _not_held(conn: AsyncConnection, token: Token, head: Head, *, exhauste
 
 
 def _recorded(own: ledger.Ledger) -> Claimed:
-    return Claimed(held=False, exhausted=bool(own.results.get("exhausted")))
+    """Answer a claim that was made and ended before: held, if its own run has worked and released it since."""
+    return Claimed(held=bool(own.results.get("released")), exhausted=bool(own.results.get("exhausted")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,5 +276,5 @@ async def release(conn: AsyncConnection, token: Token, *, interrupted: bool) -> 
     if pending:
         return "more"
     await conn.execute(delete(execution).where(execution.c.session_id == token.session_id))
-    await ledger.move(conn, done, done.step, "released", head.now, results=done.results)
+    await ledger.move(conn, done, done.step, "released", head.now, results={**done.results, "released": True})
     return "done"

@@ -18,7 +18,7 @@ from fencepost.domain.clean import clean
 from fencepost.domain.errors import EventConflictError, NotFoundError
 from fencepost.domain.events import DurableEvent, decode_event
 from fencepost.store import tables
-from fencepost.store.projector import project
+from fencepost.store.projector import Projection
 
 # The database's clock, in milliseconds, at the time of the statement: `now()` would be the transaction's start.
 CLOCK = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
@@ -80,6 +80,7 @@ async def append(conn: AsyncConnection, head: Head, entries: Sequence[Entry]) ->
     to be rolled back, as after any error of a projector.
     """
     known = await _known(conn, [entry.id for entry in entries])
+    projection = Projection(conn)
     seqs: list[int] = []
     rows: list[dict[str, Any]] = []
     for entry in entries:
@@ -91,13 +92,14 @@ async def append(conn: AsyncConnection, head: Head, entries: Sequence[Entry]) ->
         head.seq += 1
         # What is projected is what a rebuild from the log would project: the cleaned event.
         stored = StoredEvent(entry.id, head.session_id, head.seq, entry.event.stored_type(), data)
-        await project(conn, stored.decode(), head.seq)
+        await projection.apply(stored.decode(), head.seq)
         rows.append(
             {"id": stored.id, "aggregate_id": stored.session_id, "seq": stored.seq, "type": stored.type, "data": data}
         )
         known[entry.id] = stored
         seqs.append(head.seq)
     if rows:
+        await projection.write()
         sequence = tables.event_sequence
         moved = update(sequence).where(sequence.c.aggregate_id == head.session_id).values(seq=head.seq)
         await conn.execute(moved)

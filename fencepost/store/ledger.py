@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Row, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.errors import OwnershipLostError
@@ -37,8 +37,11 @@ async def find(conn: AsyncConnection, execution_id: str) -> Ledger | None:
     """Give an execution's ledger. Read it in a statement after the execution row's lock."""
     table = tables.execution_ledger
     row = (await conn.execute(select(table).where(table.c.execution_id == execution_id))).first()
-    if row is None:
-        return None
+    return None if row is None else ledger_of(row)
+
+
+def ledger_of(row: Row[Any]) -> Ledger:
+    """Give the ledger that a row with its columns holds."""
     return Ledger(row.execution_id, row.step, row.stage, row.attempt, row.continuations, row.result or {})
 
 
@@ -48,6 +51,16 @@ async def require(conn: AsyncConnection, token: Token) -> Ledger:
     if ledger is None:
         raise OwnershipLostError(f"execution {token.execution_id} of {token.session_id} has no ledger")
     return ledger
+
+
+async def given_back(conn: AsyncConnection, token: Token) -> Ledger | None:
+    """Give the ledger of an execution that its own run has released, None otherwise.
+
+    A signal that arrives during the release makes Temporal run the whole last workflow task again: what was asked
+    before the release is asked once more, and answered from here.
+    """
+    ledger = await find(conn, token.execution_id)
+    return ledger if ledger is not None and ledger.stage == "released" and ledger.results.get("released") else None
 
 
 async def open_ledger(

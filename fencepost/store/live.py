@@ -23,6 +23,7 @@ from fencepost.telemetry import get_logger
 
 # PostgreSQL refuses a payload of 8,000 bytes; the rest is room for the other fields.
 _CHUNK_CHARACTERS = 1_500
+_ANY_SEQ = 2**53  # above every sequence, and a number to any reader of JSON
 _QUEUED_AT_MOST = 10_000
 
 _log = get_logger("fencepost.live")
@@ -45,6 +46,11 @@ class Notice:
     attempt: int = 0
     offset: int = 0
     text: str = ""
+
+    @classmethod
+    def look(cls) -> Notice:
+        """Give a notice that there is something durable to read, whatever its sequence."""
+        return cls(_ANY_SEQ)
 
     def encode(self) -> str:
         """Give the payload."""

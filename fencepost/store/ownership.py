@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import select, text, update
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from fencepost.domain.errors import OwnershipLostError
+from fencepost.domain.errors import LeaseExpiredError, NotFoundError, OwnershipLostError
 from fencepost.domain.ownership import Token
 from fencepost.store import event_log, tables
 from fencepost.store.event_log import CLOCK, Entry, Head
+from fencepost.store.ledger import Ledger, ledger_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Held:
     assistant_message_id: str | None
     phase: str
     expires_at: int
+    ledger: Ledger | None = None
+    """How far the execution has come; `hold` reads it, since it changes only under the row's lock."""
 
 
 _FENCE = text(
@@ -45,20 +49,34 @@ _FENCE = text(
 )
 
 
+_HEAD = text(
+    f"""
+    SELECT s.seq, {CLOCK} AS now, l.execution_id, l.step, l.stage, l.attempt, l.continuations, l.result
+    FROM event_sequence AS s LEFT JOIN execution_ledger AS l ON l.execution_id = :execution_id
+    WHERE s.aggregate_id = :session_id FOR UPDATE OF s
+    """
+).columns(result=JSONB)
+
+
 async def hold(conn: AsyncConnection, token: Token, *, unexpired: bool = False) -> Held:
     """Lock the execution row and the log's end for this token.
 
-    Raises OwnershipLostError when the row is gone or another's, and with `unexpired` also when the lease has run out.
+    Raises OwnershipLostError when the row is gone or another's, and with `unexpired` LeaseExpiredError, which is one
+    too, when the lease has run out.
     """
     row = (await conn.execute(_FENCE, {"session_id": token.session_id})).first()
     if row is None or (row.id, row.owner_id) != (token.execution_id, token.owner_id):
         raise OwnershipLostError(f"execution {token.execution_id} does not own session {token.session_id} any more")
     # The clock was read when the row was found; waiting for its lock may have taken long since, so the head's later
     # reading decides.
-    head = await event_log.lock(conn, token.session_id)
+    found = (await conn.execute(_HEAD, {"session_id": token.session_id, "execution_id": token.execution_id})).first()
+    if found is None:
+        raise NotFoundError(f"no session {token.session_id}: create it first, or check the id")
+    head = Head(token.session_id, found.seq, found.now)
     if unexpired and row.expires_at <= head.now:
-        raise OwnershipLostError(f"the lease of execution {token.execution_id} ran out")
-    return Held(token, head, row.assistant_message_id, row.phase, row.expires_at)
+        raise LeaseExpiredError(f"the lease of execution {token.execution_id} ran out")
+    ledger = ledger_of(found) if found.execution_id is not None else None
+    return Held(token, head, row.assistant_message_id, row.phase, row.expires_at, ledger)
 
 
 async def renew(conn: AsyncConnection, held: Held, lease: Lease) -> None:

@@ -1,11 +1,13 @@
 """The projector: what each durable event does to the tables, inside the transaction that appends it.
 
-One function per event kind, in `PROJECTORS`. Anything raised here rolls the event back with its projection.
+One function per event kind, in `PROJECTORS`; how events change an assistant message is in `domain/projection.py`.
+Anything raised here rolls the event back with its projection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
@@ -29,11 +31,73 @@ _SESSION_COLUMNS = MappingProxyType(
 )  # fmt: skip
 
 
-async def project(conn: AsyncConnection, event: events.DurableEvent, seq: int) -> None:
-    """Project one event at its sequence. An event kind without a projector changes nothing."""
-    projector = PROJECTORS.get(type(event))
-    if projector is not None:
-        await projector(conn, event, seq)
+class Projection:
+    """Projects the events of one append, in order. An assistant message that several of them change is read and
+    written once. `write` has to be called after the last event, in the same transaction."""
+
+    def __init__(self, conn: AsyncConnection) -> None:
+        self._conn = conn
+        self._assistants: dict[str, _Assistant | None] = {}
+
+    async def apply(self, event: events.DurableEvent, seq: int) -> None:
+        """Project one event at its sequence. An event kind without a projector changes nothing."""
+        if isinstance(event, events.StepStarted):
+            await self.write()
+            await _close_newest(self._conn, event)
+            self._assistants[event.assistant_message_id] = _Assistant(new_assistant(event), event, created_at=seq)
+            return
+        if isinstance(event, events.StepEvent | events.StepInterrupted):
+            await self._change(event)
+            if isinstance(event, events.StepEnded):
+                await _sum_up(self._conn, event)
+            return
+        projector = PROJECTORS.get(type(event))
+        if projector is not None:
+            await self.write()  # it may look at messages
+            await projector(self._conn, event, seq)
+
+    async def _change(self, event: events.StepEvent | events.StepInterrupted) -> None:
+        """An event for an unknown or foreign assistant changes nothing."""
+        message_id = event.assistant_message_id
+        if message_id is None:
+            return
+        if message_id not in self._assistants:
+            self._assistants[message_id] = await _read_assistant(self._conn, event.session_id, message_id)
+        assistant = self._assistants[message_id]
+        changed = update_assistant(assistant.data, event) if assistant is not None else None
+        if assistant is not None and changed is not None:
+            assistant.data, assistant.last = changed, event
+
+    async def write(self) -> None:
+        """Write what has changed."""
+        for message_id, assistant in self._assistants.items():
+            if assistant is not None and assistant.created_at is not None:
+                created = assistant.data["time"]["created"]
+                await _insert_message(
+                    self._conn, assistant.last, assistant.created_at, message_id, "assistant", assistant.data, created
+                )
+            elif assistant is not None and assistant.last is not None:
+                await _write_message(self._conn, assistant.last, message_id, assistant.data)
+        self._assistants.clear()
+
+
+@dataclass(slots=True)
+class _Assistant:
+    """An assistant message in hand: its data, the last event that changed it, and where it is created, if it is new."""
+
+    data: dict[str, Any]
+    last: Any = None
+    created_at: int | None = None
+
+
+async def _read_assistant(conn: AsyncConnection, session_id: str, message_id: str) -> _Assistant | None:
+    # Without a lock of its own: whoever appends holds the lock of the session's log.
+    messages = tables.session_message
+    named = select(messages.c.data).where(
+        messages.c.id == message_id, messages.c.session_id == session_id, messages.c.type == "assistant"
+    )
+    data = (await conn.execute(named)).scalar_one_or_none()
+    return None if data is None else _Assistant(data)
 
 
 async def _session_created(conn: AsyncConnection, event: events.SessionCreated, seq: int) -> None:
@@ -57,7 +121,13 @@ async def _session_created(conn: AsyncConnection, event: events.SessionCreated, 
 
 
 async def _insert_message(
-    conn: AsyncConnection, event: events.DurableEvent, seq: int, message_id: str, kind: str, data: dict[str, Any]
+    conn: AsyncConnection,
+    event: events.DurableEvent,
+    seq: int,
+    message_id: str,
+    kind: str,
+    data: dict[str, Any],
+    created: int | None = None,
 ) -> None:
     """A duplicate id is refused, which rolls the event back and keeps the original."""
     messages = tables.session_message
@@ -66,7 +136,7 @@ async def _insert_message(
         session_id=event.session_id,
         type=kind,
         seq=seq,
-        time_created=event.timestamp,
+        time_created=event.timestamp if created is None else created,
         time_updated=event.timestamp,
         data=data,
     )
@@ -194,7 +264,7 @@ async def _write_message(
     await conn.execute(statement.values(data=data, time_updated=event.timestamp))
 
 
-async def _step_started(conn: AsyncConnection, event: events.StepStarted, seq: int) -> None:
+async def _close_newest(conn: AsyncConnection, event: events.StepStarted) -> None:
     """An older step that never settled is closed, without finish and error, so that it is never current again."""
     messages = tables.session_message
     newest = (
@@ -202,38 +272,15 @@ async def _step_started(conn: AsyncConnection, event: events.StepStarted, seq: i
         .where(messages.c.session_id == event.session_id, messages.c.type == "assistant")
         .order_by(messages.c.seq.desc())
         .limit(1)
-        .with_for_update()
     )
     row = (await conn.execute(newest)).first()
     if row is not None and "completed" not in row.data["time"]:
         time = {**row.data["time"], "completed": event.timestamp}
         await _write_message(conn, event, row.id, {**row.data, "time": time})
-    await _insert_message(conn, event, seq, event.assistant_message_id, "assistant", new_assistant(event))
 
 
-async def _assistant(conn: AsyncConnection, event: events.StepEvent | events.StepInterrupted, seq: int) -> None:
-    """An event for an unknown or foreign assistant changes nothing."""
-    if event.assistant_message_id is None:
-        return
-    messages = tables.session_message
-    named = (
-        select(messages.c.data)
-        .where(
-            messages.c.id == event.assistant_message_id,
-            messages.c.session_id == event.session_id,
-            messages.c.type == "assistant",
-        )
-        .with_for_update()
-    )
-    data = (await conn.execute(named)).scalar_one_or_none()
-    changed = update_assistant(data, event) if data is not None else None
-    if changed is not None:
-        await _write_message(conn, event, event.assistant_message_id, changed)
-
-
-async def _step_ended(conn: AsyncConnection, event: events.StepEnded, seq: int) -> None:
-    """Also sums the session's cost and tokens."""
-    await _assistant(conn, event, seq)
+async def _sum_up(conn: AsyncConnection, event: events.StepEnded) -> None:
+    """Add a step's cost and tokens to its session's."""
     columns = tables.session.c
     tokens = event.tokens
     await _touch_session(
@@ -283,20 +330,6 @@ PROJECTORS: Mapping[type[events.DurableEvent], Projector] = MappingProxyType(
             events.Synthetic: _synthetic,
             events.ShellStarted: _shell_started,
             events.ShellEnded: _shell_ended,
-            events.StepStarted: _step_started,
-            events.StepEnded: _step_ended,
-            events.StepFailed: _assistant,
-            events.StepInterrupted: _assistant,
-            events.TextStarted: _assistant,
-            events.TextEnded: _assistant,
-            events.ReasoningStarted: _assistant,
-            events.ReasoningEnded: _assistant,
-            events.ToolInputStarted: _assistant,
-            events.ToolInputEnded: _assistant,
-            events.ToolCalled: _assistant,
-            events.ToolProgress: _assistant,
-            events.ToolSuccess: _assistant,
-            events.ToolFailed: _assistant,
             events.CompactionEnded: _compaction_ended,
             events.RevertStaged: _revert_staged,
             events.RevertCleared: _revert_cleared,

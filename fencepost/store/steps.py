@@ -41,10 +41,10 @@ async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: boo
 
     Raises OwnershipLostError. A repeated call gives the recorded result and writes nothing.
     """
-    held = await ownership.hold(conn, token)
-    done = await ledger.require(conn, token)
+    held, done = await _hold(conn, token)
     if done.passed(step, "prepared"):
         return Prepared(**done.results.get("prepared", {"assistant_message_id": "", "promoted": 0, "continued": False}))
+    assert held is not None, "a released execution has passed every stage"
     _require_settled(done, step)
     entries = await _left_open(conn, held, step)
     continuation = await _continuation(conn, held)
@@ -65,6 +65,24 @@ async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: boo
     await ownership.set_phase(conn, held, "ready")
     await ledger.move(conn, done, step, "prepared", held.head.now, attempt=0, results={"prepared": recorded}, **changes)
     return result
+
+
+async def _hold(conn: AsyncConnection, token: Token) -> tuple[Held | None, ledger.Ledger]:
+    """Hold the token and give its ledger; without a row, the ledger of an execution that its own run gave back."""
+    try:
+        held = await ownership.hold(conn, token)
+    except OwnershipLostError:
+        done = await ledger.given_back(conn, token)
+        if done is None:
+            raise
+        return None, done
+    return held, _ledger_of(held)
+
+
+def _ledger_of(held: Held) -> ledger.Ledger:
+    if held.ledger is None:
+        raise OwnershipLostError(f"execution {held.token.execution_id} of {held.token.session_id} has no ledger")
+    return held.ledger
 
 
 def _require_settled(done: ledger.Ledger, step: int) -> None:
@@ -120,7 +138,7 @@ async def request(conn: AsyncConnection, token: Token, step: int, attempt: int, 
     request may be repeated only after the one before it was recorded as failed without durable output.
     """
     held = await ownership.hold(conn, token, unexpired=True)
-    done = await ledger.require(conn, token)
+    done = _ledger_of(held)
     first = (done.step, done.stage) == (step, "prepared") and attempt == 1
     again = (done.step, done.stage, done.attempt) == (step, "requested", attempt - 1)
     if not first and not (again and done.results.get("failed_attempt") == attempt - 1):
@@ -132,7 +150,7 @@ async def request(conn: AsyncConnection, token: Token, step: int, attempt: int, 
 async def attempt_failed(conn: AsyncConnection, token: Token, step: int, attempt: int) -> None:
     """Record that this attempt ended without durable output, so that the next one may be made."""
     held = await ownership.hold(conn, token)
-    done = await ledger.require(conn, token)
+    done = _ledger_of(held)
     if (done.step, done.stage, done.attempt) != (step, "requested", attempt):
         raise OwnershipLostError(f"attempt {attempt} of step {step} is not open in execution {token.execution_id}")
     if held.assistant_message_id is not None:
@@ -163,7 +181,7 @@ async def publish(
     Raises OwnershipLostError when the token does not hold, the lease ran out, or the step is not open.
     """
     held = await ownership.hold(conn, token, unexpired=True)
-    done = await ledger.require(conn, token)
+    done = _ledger_of(held)
     if (done.step, done.stage, done.attempt) != (producer.step, "requested", producer.attempt):
         raise OwnershipLostError(
             f"attempt {producer.attempt} of step {producer.step} is not open in execution {token.execution_id}"
@@ -246,7 +264,7 @@ class LivePart:
 async def keep_live(conn: AsyncConnection, token: Token, part: LivePart) -> None:
     """Keep the part's text so far for readers and for recovery. Raises OwnershipLostError."""
     held = await ownership.hold(conn, token, unexpired=True)
-    done = await ledger.require(conn, token)
+    done = _ledger_of(held)
     open_now = (done.stage, done.attempt, held.assistant_message_id)
     if open_now != ("requested", part.attempt, part.assistant_message_id):
         raise OwnershipLostError(f"the step of {part.assistant_message_id} is not open in {token.execution_id}")
@@ -296,10 +314,10 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     Gives whether the turn goes on by a continuation, recorded here. A repeated call gives the same answer and writes
     nothing. Raises OwnershipLostError.
     """
-    held = await ownership.hold(conn, token)
-    done = await ledger.require(conn, token)
+    held, done = await _hold(conn, token)
     if done.passed(step, "settled"):
         return bool(done.results.get("continued"))
+    assert held is not None, "a released execution has passed every stage"
     _require_settled(done, step)
     execution, head = token.execution_id, held.head
     made: list[DurableEvent] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -21,7 +22,7 @@ from fencepost.domain.errors import (
     SchemaVersionError,
     UnavailableError,
 )
-from fencepost.domain.ids import fresh_id
+from fencepost.domain.ids import fresh_id, is_session_id
 from fencepost.domain.inbox import Location
 from fencepost.providers.script import Action, Gate, Pause, Say
 from fencepost.store.readers import Delta
@@ -57,6 +58,24 @@ class Opened:
 def opened(database_url: str, temporal_client: TemporalClient, task_queue: str, tmp_path: Path) -> Opened:
     """A house and a client, to be opened with what the model says."""
     return Opened(database_url, temporal_client, task_queue, tmp_path)
+
+
+@pytest.mark.conformance("CRE-01")
+async def test_each_creation_without_an_id_is_a_session_of_its_own(opened: Opened) -> None:
+    """Two calls, also at once, give two sessions; what is sent to one is no part of the other."""
+    async with opened([[Say("Only here.")]]) as (house, client):
+        first, second = await asyncio.gather(client.create(opened.new), client.create(opened.new))
+        await client.prompt(first.id, "Hello.")
+        await client.result(first.id)
+
+        assert first.id != second.id
+        assert is_session_id(first.id)
+        assert is_session_id(second.id)
+        for session in (first, second):
+            log = await house.events(session.id)
+            assert [event.seq for event in log if event.type == "session.created.1"] == [0]
+        assert [message.type for message in await client.messages(first.id)] == ["user", "assistant"]
+        assert await client.messages(second.id) == []
 
 
 async def test_a_prompt_is_followed_to_its_result(opened: Opened) -> None:

@@ -36,7 +36,7 @@ async def test_a_claim_promotes_nothing_and_clears_no_wake(store: StoreKit, sess
     assert row["expires_at"] == row["time_created"] + LEASE.length
 
 
-@pytest.mark.parametrize("repetition", range(5))
+@pytest.mark.parametrize("repetition", range(3))
 async def test_of_two_claimants_one_wins(store: StoreKit, repetition: int) -> None:
     """The other one is told to look again, and then that the session is owned."""
     session_id = await store.new_session()
@@ -56,7 +56,7 @@ async def test_of_two_claimants_one_wins(store: StoreKit, repetition: int) -> No
                 await store.claim(loser, owner_run="open")
 
 
-@pytest.mark.parametrize("repetition", range(5))
+@pytest.mark.parametrize("repetition", range(3))
 async def test_of_two_claimants_of_a_dead_owners_session_one_wins(store: StoreKit, repetition: int) -> None:
     """Both saw the same dead owner; the second finds that the owner is another one by now."""
     session_id = await store.new_session()
@@ -188,7 +188,7 @@ async def test_a_claim_that_had_nothing_to_run_never_holds_later(store: StoreKit
     assert await store.everything(session_id) == before
 
 
-@pytest.mark.parametrize("repetition", range(5))
+@pytest.mark.parametrize("repetition", range(3))
 async def test_twins_of_one_claim_both_hold_it(store: StoreKit, repetition: int) -> None:
     """The same claim made twice at the same time is one claim."""
     session_id = await store.new_session()
@@ -241,7 +241,7 @@ async def test_a_release_asked_again_looks_at_the_inbox_again(store: StoreKit, s
     assert await store.rows(tables.session_execution, session_id) == []
 
 
-@pytest.mark.parametrize("repetition", range(5))
+@pytest.mark.parametrize("repetition", range(3))
 async def test_twins_of_one_release_answer_the_same(store: StoreKit, repetition: int) -> None:
     """Released at the same time several times, it is released once."""
     session_id = await store.new_session()
@@ -281,7 +281,7 @@ async def test_a_stop_drops_a_continuation_that_has_not_begun(store: StoreKit, s
     assert (row["phase"], row["wake_pending"]) == ("stopped", False)
 
 
-@pytest.mark.parametrize("repetition", range(12))
+@pytest.mark.parametrize("repetition", range(6))
 async def test_input_admitted_during_a_release_is_never_stranded(store: StoreKit, repetition: int) -> None:
     """Either the release sees it, or the admission sees that nobody will look."""
     session_id = await store.new_session()

@@ -107,7 +107,7 @@ async def test_an_id_stands_for_one_input_of_one_session(store: StoreKit, sessio
 
 
 @pytest.mark.conformance("INB-13")
-@pytest.mark.parametrize("repetition", range(5))
+@pytest.mark.parametrize("repetition", range(3))
 async def test_simultaneous_repeats_leave_one_row_and_one_event(store: StoreKit, repetition: int) -> None:
     """Every caller gets the same receipt."""
     session_id = await store.new_session()
@@ -119,7 +119,7 @@ async def test_simultaneous_repeats_leave_one_row_and_one_event(store: StoreKit,
     assert await store.types(session_id) == ["prompt.admitted"]
 
 
-@pytest.mark.parametrize("repetition", range(5))
+@pytest.mark.parametrize("repetition", range(3))
 async def test_two_sessions_that_use_one_id_at_once_do_not_both_get_it(store: StoreKit, repetition: int) -> None:
     """The loser is told of the conflict, as if it had come later."""
     sessions = [await store.new_session() for _ in range(4)]

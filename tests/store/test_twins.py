@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from fencepost.domain import events
+from fencepost.domain.errors import OwnershipLostError
 from fencepost.store import tables
 from tests.store.kit import USER_STOP, StoreKit, token_of
 
@@ -15,7 +16,7 @@ TWINS = 5
 
 
 @pytest.mark.conformance("INB-14")
-@pytest.mark.parametrize("repetition", range(5))
+@pytest.mark.parametrize("repetition", range(3))
 async def test_twins_promote_an_input_once(store: StoreKit, repetition: int) -> None:
     """Several connections prepare the same step at the same moment: one promotion, one message, one answer."""
     session_id = await store.new_session()
@@ -111,3 +112,45 @@ async def test_a_publication_made_again_is_the_same_one(store: StoreKit, session
 
     assert await work.publish(*made) == first
     assert await store.everything(session_id) == before
+
+
+async def test_what_was_asked_before_the_release_is_answered_the_same_after_it(
+    store: StoreKit, session_id: str
+) -> None:
+    """A signal during the release makes Temporal run the whole last workflow task again, claim and all."""
+    work = await store.begin(session_id)
+    prepared = await store.prepare(work.token)
+    settled = await work.settle()
+    assert await store.release(work.token) == "done"
+    before = await store.everything(session_id)
+
+    assert (await store.claim(work.token)).held
+    assert await store.prepare(work.token) == prepared
+    assert await work.settle() == settled
+    assert await store.release(work.token) == "done"
+    assert await store.everything(session_id) == before
+
+
+async def test_a_release_asked_again_tells_of_work_that_came_since(store: StoreKit, session_id: str) -> None:
+    """The run has to claim anew then, under another execution id."""
+    work = await store.begin(session_id)
+    await work.settle()
+    await store.release(work.token)
+    await store.admit(session_id, "just after")
+
+    assert (await store.claim(work.token)).held
+    assert await work.settle() is False
+    assert await store.release(work.token) == "lost"
+
+
+async def test_an_execution_that_was_taken_away_answers_nothing_from_the_ledger(
+    store: StoreKit, session_id: str
+) -> None:
+    """Only its own release leaves answers behind; a reconciled execution is a stale one."""
+    work = await store.begin(session_id)
+    await store.claim(token_of(session_id, ordinal=2))
+
+    with pytest.raises(OwnershipLostError):
+        await store.prepare(work.token)
+    with pytest.raises(OwnershipLostError):
+        await work.settle()

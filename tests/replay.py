@@ -1,0 +1,28 @@
+"""Replaying what Temporal recorded of a session with the code as it is: it has to take every decision again."""
+
+from __future__ import annotations
+
+from temporalio.api.enums.v1 import EventType
+from temporalio.worker import Replayer
+
+from tests.house_kit import House
+from workflows.runtime import served_workflows
+
+
+async def assert_replays(house: House, session_id: str) -> int:
+    """Replay all runs of a session, none of which ever failed a workflow task. Gives how many there are."""
+    served = served_workflows(house.client)
+    replayer = Replayer(
+        workflows=served["workflows"],
+        workflow_runner=served["workflow_runner"],
+        data_converter=served["client"].data_converter,
+    )
+    runs = 0
+    async for each in house.client.list_workflows(f"WorkflowId = '{session_id}'"):
+        history = await house.client.get_workflow_handle(session_id, run_id=each.run_id).fetch_history()
+        kinds = [event.event_type for event in history.events]
+        assert EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED not in kinds
+        await replayer.replay_workflow(history)
+        runs += 1
+    assert runs
+    return runs

@@ -1,0 +1,400 @@
+"""A user stops a turn: at any moment, within a second, and without losing what was said or sent."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select
+
+from fencepost.domain.contracts import TurnResult
+from fencepost.domain.messages import AssistantMessage, FailedTool, UserMessage
+from fencepost.domain.projection import INTERRUPTED
+from fencepost.providers.script import Action, CallTool, Fail, Gate, Hang, Pause, Say
+from fencepost.store import tables
+from tests.house_kit import HeldTool, House, assert_equal_to_rebuild
+from tests.replay import assert_replays
+from tests.worker_process import exists
+from tests.workflows.conftest import MakeHouse
+from tests.workflows.test_turn import said, tools
+
+SOON = 1.5
+
+
+async def interrupt(house: House, session_id: str, **given: Any) -> TurnResult:
+    """Interrupt the open run, and wait for its end, which comes soon."""
+    handle = house.client.get_workflow_handle(session_id)
+    begun = asyncio.get_running_loop().time()
+    await handle.signal("interrupt", given)
+    result = await house.ended(session_id)
+    assert asyncio.get_running_loop().time() - begun < SOON
+    return result
+
+
+async def pending(house: House, session_id: str) -> dict[str, bool]:
+    """Give the texts that wait in the inbox, and whether they ask for execution."""
+    inbox = tables.session_input
+    async with house.services.database.read() as conn:
+        rows = await conn.execute(
+            select(inbox).where(inbox.c.session_id == session_id, inbox.c.promoted_seq.is_(None))
+        )
+        return {row.prompt["text"]: row.wake_pending for row in rows}
+
+
+async def held(house: House, session_id: str) -> bool:
+    """Say whether anybody owns the session."""
+    execution = tables.session_execution
+    async with house.services.database.read() as conn:
+        rows = await conn.execute(select(execution.c.id).where(execution.c.session_id == session_id))
+        return rows.first() is not None
+
+
+async def interruptions(house: House, session_id: str) -> list[dict[str, Any]]:
+    return [e.data for e in await house.events(session_id) if e.type == "session.next.step.interrupted.1"]
+
+
+def check_transcript(body: dict[str, Any]) -> None:
+    """Check that each tool call has exactly one result, right after its assistant message."""
+    messages = [m for m in body["messages"] if m["role"] != "system"]
+    expected: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            assert expected, "a result without a call"
+            expected.remove(message["tool_call_id"])
+        else:
+            assert not expected, "a call without a result"
+            expected = [call["id"] for call in message.get("tool_calls") or ()]
+    assert not expected
+
+
+async def test_the_next_prompt_after_an_interrupt_sees_a_valid_transcript(house: MakeHouse) -> None:
+    tool, gate = HeldTool(), Gate()
+    calls: list[Action] = [Say("Two things."), CallTool("hold", {"note": "a"}), CallTool("hold", {"note": "b"})]
+    h = await house([[*calls, Pause(gate), Hang()], [Say("Fine.")]], registry=tool.registry)
+    session_id = h.new_id()
+    await h.start(session_id, "Do two things.")
+    await gate.reached()
+    await tool.started(2)
+    result = await interrupt(h, session_id, id="int_1", reason="enough")
+
+    assert result.outcome == "interrupted"
+    assert tool.cancelled == 2
+    assert not await held(h, session_id)
+    [said_so] = await interruptions(h, session_id)
+    assert (said_so["reason"], said_so["note"], said_so["interruptID"]) == ("user", "enough", "int_1")
+    again = await h.run(session_id, "Never mind.")
+    messages = await h.messages(session_id)
+
+    assert again.outcome == "done"
+    assert [message.type for message in messages] == ["user", "assistant", "user", "assistant"]
+    for part in tools(messages[1]):
+        assert isinstance(part.state, FailedTool)
+        assert part.state.error.message == INTERRUPTED
+    check_transcript(h.provider.requests[1])
+    assert [m["role"] for m in h.provider.requests[1]["messages"] if m["role"] != "system"] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "user",
+    ]
+    assert await assert_replays(h, session_id) == 2
+    await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_an_interrupt_kills_the_command_that_runs(house: MakeHouse, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    command = f"echo $$ > {pid_file}.new; mv {pid_file}.new {pid_file}; sleep 300"
+    h = await house([[CallTool("bash", {"command": command})]])
+    session_id = h.new_id()
+    await h.start(session_id, "Sleep.")
+    await exists(pid_file)
+    result = await interrupt(h, session_id)
+    messages = await h.messages(session_id)
+
+    assert result.outcome == "interrupted"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+    [part] = tools(messages[1])
+    assert isinstance(part.state, FailedTool)
+    assert part.state.error.message == INTERRUPTED
+    await assert_replays(h, session_id)
+    await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_an_interrupt_while_tools_are_awaited(house: MakeHouse) -> None:
+    """The stream has ended; one tool is done, the other one runs."""
+    tool = HeldTool()
+    h = await house([[CallTool("read", {"path": "none"}), CallTool("hold")]], registry=tool.registry)
+    session_id = h.new_id()
+    await h.start(session_id, "Go.")
+    await tool.started(1)
+    while "session.next.tool.failed.1" not in await h.types(session_id):
+        await asyncio.sleep(0.02)
+    result = await interrupt(h, session_id)
+    types = await h.types(session_id)
+
+    assert result.outcome == "interrupted"
+    assert types.count("session.next.tool.failed.1") == 2
+    assert types[-1] == "session.next.step.interrupted.1"
+    assert not [kind for kind in types if kind.startswith(("session.next.step.ended", "session.next.step.failed"))]
+    await assert_replays(h, session_id)
+    await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_an_interrupt_during_a_back_off(house: MakeHouse) -> None:
+    h = await house([[Fail(429, headers={"retry-after": "30"})], [Say("Never said.")]])
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    while (await handle.query("status"))["phase"] != "retrying":
+        await asyncio.sleep(0.02)
+    result = await interrupt(h, session_id)
+
+    assert result.outcome == "interrupted"
+    assert len(h.provider.requests) == 1
+    assert not await held(h, session_id)
+    assert len(await interruptions(h, session_id)) == 1
+    await assert_replays(h, session_id)
+    await assert_equal_to_rebuild(h, session_id)
+
+
+@pytest.mark.parametrize("table", ["session_execution", "execution_ledger"], ids=["prepared", "claimed"])
+async def test_an_interrupt_while_the_database_holds_the_turn_back(house: MakeHouse, table: str) -> None:
+    """The interrupt comes before any request was made, while the turn waits for a lock: nothing is requested."""
+    h = await house([[Say("Never said.")], [Say("Hello.")]])
+    session_id = h.new_id()
+    await h.prompt(session_id, "Go.", resume=False)
+    await h.ended(session_id)
+    async with h.services.database.engine.begin() as conn:
+        await conn.exec_driver_sql(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE")
+        handle = await h.start(session_id)
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        while not (await conn.exec_driver_sql(waiting)).scalar_one():
+            await asyncio.sleep(0.02)
+        await handle.signal("interrupt")
+        # The signal is in the history; the workflow hears of it while its activity still runs.
+        await conn.rollback()
+    result = await h.ended(session_id)
+
+    assert result.outcome == "interrupted"
+    assert h.provider.requests == []
+    assert not await held(h, session_id)
+    await assert_replays(h, session_id)
+    assert (await h.run(session_id, "Now.")).outcome == "done"
+    await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_an_interrupt_that_comes_with_the_start_stops_what_was_started(house: MakeHouse) -> None:
+    """Both are there before any worker looks: the prompt is kept, and nothing is requested."""
+    h = await house([[Say("Never said.")]])
+    session_id = h.new_id()
+    await h.client.start_workflow(
+        "SessionTurn",
+        {"prompt": {"text": "Go."}},
+        id=session_id,
+        task_queue=h.task_queue,
+        start_signal="interrupt",
+        start_signal_args=[{}],
+    )
+    result = await h.ended(session_id)
+
+    assert result.outcome == "interrupted"
+    assert h.provider.requests == []
+    assert await pending(h, session_id) == {"Go.": False}
+    assert not await held(h, session_id)
+    await assert_replays(h, session_id)
+
+
+async def test_interrupts_twice_count_once(house: MakeHouse) -> None:
+    """Two impatient ones, and the first one's id again: one interruption."""
+    gate = Gate()
+    h = await house([[Say("Half"), Pause(gate), Hang()]])
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    await gate.reached()
+    for name in ("int_1", "int_2", "int_1"):
+        await handle.signal("interrupt", {"id": name})
+    result = await h.ended(session_id)
+
+    assert result.outcome == "interrupted"
+    assert [data["interruptID"] for data in await interruptions(h, session_id)] == ["int_1"]
+    await assert_replays(h, session_id)
+
+
+async def test_an_interrupt_sent_again_does_not_stop_the_next_turn(house: MakeHouse) -> None:
+    """The client did not hear that its first attempt arrived."""
+    first, second = Gate(), Gate()
+    h = await house([[Pause(first), Hang()], [Say("Still "), Pause(second), Say("here.")]])
+    session_id = h.new_id()
+    await h.start(session_id, "Go.")
+    await first.reached()
+    await interrupt(h, session_id, id="int_1")
+    handle = await h.start(session_id, "Go on.")
+    await second.reached()
+    await handle.signal("interrupt", {"id": "int_1"})
+    await h.prompt(session_id, "Later.", delivery="queue", resume=False)  # handled after the interrupt
+    second.release()
+    result = await h.ended(session_id)
+    messages = await h.messages(session_id)
+
+    assert result.outcome != "interrupted"
+    assert said(messages[3]) == "Still here."
+    assert len(await interruptions(h, session_id)) == 1
+    await assert_replays(h, session_id)
+
+
+async def test_an_interrupt_of_an_idle_session_stops_nothing_that_comes_later(house: MakeHouse) -> None:
+    h = await house([[Say("Hello.")]])
+    session_id = h.new_id()
+    await h.prompt(session_id, "Wait.", resume=False)
+    await h.ended(session_id)
+    handle = await h.client.start_workflow(
+        "SessionTurn", {}, id=session_id, task_queue=h.task_queue, start_signal="interrupt", start_signal_args=[{}]
+    )
+    await h.prompt(session_id, "Go.")
+    await handle.result()
+    await h.ended(session_id)
+
+    assert len(h.provider.requests) == 1
+    assert await interruptions(h, session_id) == []
+
+
+async def test_an_interrupt_stops_what_was_sent_before_it(house: MakeHouse) -> None:
+    """A steer of before the interrupt stays, and runs only with the client's next call."""
+    gate = Gate()
+    h = await house([[Say("Half"), Pause(gate), Hang()], [Say("Both.")]])
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    await gate.reached()
+    await handle.signal("steer", {"text": "And this."})
+    await handle.signal("queue", {"text": "Then that."})
+    result = await interrupt(h, session_id)
+
+    assert result.outcome == "interrupted"
+    assert len(h.provider.requests) == 1
+    assert await pending(h, session_id) == {"And this.": False, "Then that.": False}
+    assert not await held(h, session_id)
+    await assert_replays(h, session_id)
+    await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_an_interrupt_stops_nothing_that_was_sent_after_it(house: MakeHouse) -> None:
+    """Stop, do this instead: both sent at once, and the second one is answered."""
+    gate = Gate()
+    h = await house([[Say("Half"), Pause(gate), Hang()], [Say("As you like.")]])
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    await gate.reached()
+    await handle.signal("interrupt")
+    await handle.signal("steer", {"text": "Do this instead."})
+    result = await h.ended(session_id)
+    messages = await h.messages(session_id)
+
+    assert result.outcome == "done"
+    assert [m.text for m in messages if isinstance(m, UserMessage)] == ["Go.", "Do this instead."]
+    assert said(messages[-1]) == "As you like."
+    assert len(h.provider.requests) == 2
+    assert await pending(h, session_id) == {}
+    await assert_replays(h, session_id)
+    await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_an_interrupt_reaches_as_far_as_its_sender_had_seen(house: MakeHouse) -> None:
+    """With a cursor, what its sender had not seen yet keeps its wake, and runs."""
+    gate = Gate()
+    h = await house([[Say("Half"), Pause(gate), Hang()], [Say("Seen.")]])
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    await gate.reached()
+    seen = (await h.events(session_id))[-1].seq
+    await h.prompt(session_id, "From somebody else.")
+    await handle.signal("interrupt", {"after": seen})
+    result = await h.ended(session_id)
+
+    assert result.outcome == "done"
+    assert len(h.provider.requests) == 2
+    await assert_replays(h, session_id)
+
+
+async def test_an_interrupt_between_two_steps(house: MakeHouse) -> None:
+    """The tool is done, and the interrupt comes before the second request."""
+    tool = HeldTool()
+    h = await house([[CallTool("hold")], [Say("Never said."), Hang()]], registry=tool.registry)
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    await tool.started(1)
+    async with h.services.database.engine.begin() as conn:
+        # The step's settlement, or what comes after it, waits for this.
+        await conn.exec_driver_sql("LOCK TABLE session_recovery IN ACCESS EXCLUSIVE MODE")
+        tool.gate.set()
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        while not (await conn.exec_driver_sql(waiting)).scalar_one():
+            await asyncio.sleep(0.02)
+        await handle.signal("interrupt")
+        await conn.rollback()
+    result = await h.ended(session_id)
+    types = await h.types(session_id)
+
+    assert result.outcome == "interrupted"
+    assert len(h.provider.requests) == 1
+    assert types.count("session.next.step.ended.2") == 1
+    assert types[-1] == "session.next.step.interrupted.1"
+    [data] = await interruptions(h, session_id)
+    assert "assistantMessageID" not in data
+    await assert_replays(h, session_id)
+    await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_a_cancelled_workflow_leaves_a_session_that_goes_on(house: MakeHouse) -> None:
+    gate = Gate()
+    h = await house([[Say("Half"), Pause(gate), Hang()], [Say("Whole.")]])
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    await gate.reached()
+    await handle.cancel()
+    with pytest.raises(Exception, match="[Cc]ancel"):
+        await handle.result()
+    described = await handle.describe()
+    assert described.status is not None
+    assert described.status.name == "CANCELED"
+    [data] = await interruptions(h, session_id)
+    assert data["reason"] == "cancelled"
+    assert not await held(h, session_id)
+    result = await h.run(session_id, "Again.")
+    messages = await h.messages(session_id)
+
+    assert result.outcome == "done"
+    assert isinstance(messages[1], AssistantMessage)
+    assert [message.type for message in messages] == ["user", "assistant", "user", "assistant"]
+    assert await assert_replays(h, session_id) == 2
+    await assert_equal_to_rebuild(h, session_id)
+
+
+@pytest.mark.parametrize("first", ["prompt", "resume"])
+async def test_a_workflow_cancelled_at_its_start_answers_what_came_along(house: MakeHouse, first: str) -> None:
+    """Cancelled while its first database work waits: updates are answered, and the run ends as cancelled."""
+    h = await house([[Say("Never said.")]])
+    session_id = h.new_id()
+    await h.prompt(session_id, "Before.", resume=False)
+    await h.ended(session_id)
+    async with h.services.database.engine.begin() as conn:
+        await conn.exec_driver_sql("LOCK TABLE event_sequence IN ACCESS EXCLUSIVE MODE")
+        handle = await h.start(session_id)
+        arguments = [{"text": "Go."}] if first == "prompt" else []
+        answering = asyncio.create_task(handle.execute_update(first, args=arguments))
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        while not (await conn.exec_driver_sql(waiting)).scalar_one():
+            await asyncio.sleep(0.02)
+        await handle.cancel()
+        await conn.rollback()
+    answer: Any = await answering
+    with pytest.raises(Exception, match="[Cc]ancel"):
+        await handle.result()
+
+    assert answer["admittedSeq" if first == "prompt" else "outcome"]
+    assert h.provider.requests == []
+    assert not await held(h, session_id)
+    await assert_replays(h, session_id)
