@@ -1,6 +1,6 @@
 """The frame of every activity: domain errors become failures with stable types, and long work beats and renews.
 
-A long activity holds its session only while it can prove it: it beats towards Temporal every second while its last
+A long activity holds its session only while it can prove it: it beats towards Temporal while its last
 renewal in the database is fresh, and stops at once, writing nothing, when the database says that it lost ownership.
 """
 
@@ -26,7 +26,6 @@ from fencepost.telemetry import get_logger
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
-BEAT_SECONDS = 1.0
 TRUSTED_SECONDS = 20.0
 
 _log = get_logger("fencepost.activities")
@@ -94,7 +93,7 @@ class Keeper:
         while True:
             if self.trusted:
                 activity.heartbeat()
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(self._services.settings.limits.heartbeat_seconds)
 
     async def renew(self) -> None:
         """Renew until cancelled, or until ownership is lost, which stops the activity's body."""

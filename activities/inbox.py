@@ -86,8 +86,9 @@ class InboxActivities:
     @guarded
     async def place_interrupt(self, given: PlaceInterrupt) -> PlacedInterrupt:
         """Find the place in the log at which a user's interrupt is handled."""
+        run_id = activity.info().workflow_run_id or ""
         async with self._services.database.read() as conn:
-            place = await interrupts.place(conn, given.session_id, given.interrupt_id)
+            place = await interrupts.place(conn, given.session_id, given.interrupt_id, run_id)
         return PlacedInterrupt(head=place.head, recorded=place.recorded)
 
     async def _admit(self, conn: AsyncConnection, session_id: str, input_id: str, prompt: PromptInput) -> Receipt:

@@ -65,6 +65,7 @@ class ToolActivities:
             ),
             services.rules(agent),
             services.runner,
+            services.outputs,
         )
         return await services.registry.execute(planned.name, planned.input, context)
 

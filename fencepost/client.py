@@ -1,121 +1,204 @@
 """A client of sessions: admits input, follows what happens, waits for how it ends. Needs no worker's code.
 
-It writes through the turn workflow, except for the creation of a session, and reads from the database. Outages of
-Temporal are waited out; every request carries an id of its own, so that one sent twice counts once.
+Turns are asked for through Temporal, everything else is read from and written to the database. Outages of Temporal are
+waited out; every request carries an id of its own, so that one sent twice counts once.
+
+One client serves a whole process, a web server's too: it has one pool of connections and one that listens, for any
+number of readers, and all its methods may be called at the same time. Times are in milliseconds since the epoch.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import timedelta
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from pydantic import ValidationError
-from temporalio.api.enums.v1 import TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client as TemporalClient
-from temporalio.client import (
-    WithStartWorkflowOperation,
-    WorkflowExecutionStatus,
-    WorkflowFailureError,
-    WorkflowHandle,
-    WorkflowQueryFailedError,
-    WorkflowUpdateFailedError,
-    WorkflowUpdateRPCTimeoutOrCancelledError,
-)
-from temporalio.common import WorkflowIDConflictPolicy
-from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
-from temporalio.service import RPCError, RPCStatusCode
 
 from fencepost.config import Settings
-from fencepost.domain import contracts, errors
+from fencepost.domain import contracts
 from fencepost.domain.contracts import InterruptInput, PromptInput, SessionInput, StartInput, Status, TurnResult
-from fencepost.domain.errors import ConfigurationError, FencepostError, InvalidInputError, UnavailableError
-from fencepost.domain.ids import derived_id, fresh_id, is_session_id
-from fencepost.domain.inbox import Delivery, Receipt
+from fencepost.domain.cursor import Order
+from fencepost.domain.errors import ClaimRefusedError, ConfigurationError, InvalidInputError
+from fencepost.domain.ids import fresh_id, is_session_id
+from fencepost.domain.inbox import AgentAttachment, Delivery, FileAttachment, Receipt
 from fencepost.domain.messages import Message
+from fencepost.domain.models import ModelRef
+from fencepost.runs import Runs
 from fencepost.services import connect_temporal
-from fencepost.store import event_log, migrate, readers, sessions
+from fencepost.store import event_log, inbox, migrate, pages, readers, sessions, watching
 from fencepost.store.engine import Database
 from fencepost.store.event_log import StoredEvent
-from fencepost.store.live import Listener
+from fencepost.store.live import Announcer, Listener, Notice
+from fencepost.store.pages import History, Page
 from fencepost.store.readers import Delta
 from fencepost.store.sessions import NewSession, Session
 
 Result = TypeVar("Result")
 Service: TypeAlias = Literal["PostgreSQL", "Temporal"]
+Messages: TypeAlias = list[Message]
 
-_AGAIN_SECONDS = 1.0
+ATTACHMENT_BYTES = 20_000_000
+"""The largest prompt with its attachments, in bytes of JSON; its text has a limit of its own."""
+
 _PAGE = 200
-_TRIES = 5
-# A worker's poll lasts a minute at most, so one that was seen before that is gone.
-_POLL_SECONDS = 70
-_ANSWER = timedelta(seconds=3)
-_AWAY = frozenset(
-    {
-        RPCStatusCode.ABORTED,
-        RPCStatusCode.CANCELLED,
-        RPCStatusCode.DEADLINE_EXCEEDED,
-        RPCStatusCode.RESOURCE_EXHAUSTED,
-        RPCStatusCode.UNAVAILABLE,
-        RPCStatusCode.UNKNOWN,
-    }
-)
 
 
 class Client:
     """Sessions as a program sees them. Made by `open_client`; one per process is enough."""
 
-    def __init__(self, settings: Settings, database: Database, temporal: TemporalClient, listener: Listener) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        temporal: TemporalClient,
+        listener: Listener,
+        announcer: Announcer,
+    ) -> None:
         self.settings = settings
         self.temporal = temporal
+        self._runs = Runs(temporal)
         self._database = database
         self._listener = listener
+        self._announcer = announcer
+
+    # Sessions
 
     async def create(self, new: NewSession, session_id: str | None = None) -> Session:
         """Create a session, or give the existing one of this id unchanged. Raises InvalidInputError for a bad id."""
         session_id = fresh_id("ses") if session_id is None else session_id
         _check_id(session_id)
         wanted = session_id
-        return await self._database.transact(lambda conn: sessions.create(conn, wanted, new))
+        return await self._write(wanted, lambda conn: sessions.create(conn, wanted, new))
 
     async def get(self, session_id: str) -> Session:
         """Give a session. Raises NotFoundError."""
-        async with self._database.read() as conn:
-            return await sessions.get(conn, session_id)
+        return await self._read(lambda conn: sessions.get(conn, session_id))
 
-    async def messages(self, session_id: str) -> list[Message]:
-        """Give the session's messages, oldest first. Raises NotFoundError."""
+    async def list(
+        self,
+        *,
+        limit: int = 50,
+        order: Order | None = None,
+        cursor: str | None = None,
+        search: str | None = None,
+        directory: str | None = None,
+        archived: bool = False,
+    ) -> Page[Session]:
+        """Give a page of up to `limit` (1 to 200) sessions, newest first unless the order is `asc`.
+
+        `search` is a part of the title. Archived sessions are left out, or with `archived` the only ones. A cursor
+        goes with the filters of its page and without `order`. Raises InvalidInputError and InvalidCursorError.
+        """
+        return await self._read(
+            lambda conn: pages.session_list(
+                conn, limit=limit, order=order, cursor=cursor, search=search, directory=directory, archived=archived
+            )
+        )
+
+    async def switch_agent(self, session_id: str, agent: str) -> Session:
+        """Let another agent take the session's next steps. Raises NotFoundError; a worker refuses an unknown agent."""
+        return await self._write(session_id, lambda conn: sessions.switch_agent(conn, session_id, agent))
+
+    async def switch_model(self, session_id: str, model: ModelRef) -> Session:
+        """Let another model answer the session's next steps; the present one changes nothing, and no variant is the
+        variant `default`. Raises NotFoundError; a worker refuses an unknown model."""
+        return await self._write(session_id, lambda conn: sessions.switch_model(conn, session_id, model))
+
+    async def archive(self, session_id: str, *, archived: bool = True) -> Session:
+        """Put a session away, or take it back; it can be used all the same. Raises NotFoundError."""
+        return await self._write(session_id, lambda conn: sessions.archive(conn, session_id, archived=archived))
+
+    async def delete(self, session_id: str) -> None:
+        """Delete a session with its log and messages, for good.
+
+        Raises NotFoundError, and ClaimRefusedError while a run of it is open: interrupt it and wait for its result.
+        """
         await self.get(session_id)
-        found: list[Message] = []
+        if await self._runs.open_queue(session_id) is not None:
+            raise ClaimRefusedError(f"session {session_id} is at work: interrupt it, and delete it then")
+        await self._database.transact(lambda conn: sessions.delete(conn, session_id))
+
+    # Messages and events
+
+    async def messages(self, session_id: str) -> Messages:
+        """Give all of the session's messages, oldest first. Raises NotFoundError and MessageDecodeError."""
+        await self.get(session_id)
+        found: Messages = []
         after = -1
         while True:
-            async with self._database.read() as conn:
-                page = await readers.page(conn, session_id, limit=_PAGE, after=after)
+            seen = after
+            page = await self._read(lambda conn: readers.page(conn, session_id, limit=_PAGE, after=seen))  # noqa: B023
             if not page:
                 return found
             found += [message for _, message in page]
             after = page[-1][0]
 
-    def events(self, session_id: str, after: int = -1) -> AsyncIterator[StoredEvent | Delta]:
-        """Follow a session: its durable events after a sequence, then what happens, for ever; see `readers.follow`."""
-        return readers.follow(self._database, self._listener, session_id, after)
+    async def message_page(
+        self, session_id: str, *, limit: int = 50, order: Order | None = None, cursor: str | None = None
+    ) -> Page[Message]:
+        """Give a page of up to `limit` (1 to 200) messages, newest first unless the order is `asc`.
+
+        `cursor` is one that a page gave; it has its order. Raises NotFoundError, InvalidInputError,
+        InvalidCursorError and MessageDecodeError.
+        """
+        return await self._read(lambda conn: pages.messages(conn, session_id, limit=limit, order=order, cursor=cursor))
+
+    async def message(self, session_id: str, message_id: str) -> Message:
+        """Give one message. Raises NotFoundError, and MessageNotFoundError also for another session's message."""
+        return await self._read(lambda conn: pages.message(conn, session_id, message_id))
+
+    async def context(self, session_id: str) -> Messages:
+        """Give the messages that a model would be sent: those since the last compaction, oldest first.
+
+        Raises NotFoundError and MessageDecodeError.
+        """
+        await self.get(session_id)
+        return await self._read(lambda conn: readers.history(conn, session_id))
+
+    async def history(self, session_id: str, after: int | None = None, limit: int = 50) -> History:
+        """Give up to `limit` (1 to 100) durable events after a sequence, from the first by default, and whether there
+        are more. The creation is not shown. Raises NotFoundError and InvalidInputError."""
+        return await self._read(lambda conn: pages.history(conn, session_id, after, limit))
+
+    def events(
+        self, session_id: str, after: int = -1, *, capacity: int | None = None
+    ) -> AsyncGenerator[StoredEvent | Delta]:
+        """Follow a session: its durable events after a sequence, then what happens, text as it streams, for ever.
+
+        A reader that is slow catches up from the database; with a `capacity`, in notices, it is ended with
+        SubscriberOverflowError instead. See `readers.follow`.
+        """
+        return readers.follow(self._database, self._listener, session_id, after, capacity=capacity)
+
+    def watch(
+        self,
+        session_id: str | None = None,
+        after: int | None = None,
+        *,
+        types: Collection[str] | None = None,
+        capacity: int | None = None,
+    ) -> AsyncGenerator[StoredEvent]:
+        """Follow durable events only: of one session, or of all from now on; of all types, or some, such as
+        `session.next.step.ended`. Raises InvalidInputError for an unknown type. See `watching.watch`."""
+        return watching.watch(self._database, self._listener, session_id, after, types=types, capacity=capacity)
 
     async def head(self, session_id: str) -> int:
         """Give the sequence of the session's last event, -1 when there is none."""
-        async with self._database.read() as conn:
-            return await event_log.latest(conn, session_id)
+        return await self._read(lambda conn: event_log.latest(conn, session_id))
+
+    # Input and turns
 
     async def prompt(
         self,
         session_id: str,
         text: str,
         *,
+        files: Sequence[FileAttachment] = (),
+        agents: Sequence[AgentAttachment] = (),
         id: str | None = None,  # noqa: A002 - the name of the field
         delivery: Delivery = "steer",
         resume: bool = True,
@@ -123,22 +206,42 @@ class Client:
     ) -> Receipt:
         """Admit input, starting a run where none is open; `session` are the attributes of a new session.
 
-        Raises NotFoundError for an unknown session without attributes, InvalidInputError for what cannot be
-        understood, PromptConflictError when the id stands for something else, and what a worker refuses a session for.
-        Waits while no worker is there, or Temporal is away.
+        With `resume` false it is recorded and waits for the next call. Raises NotFoundError for an unknown session
+        without attributes, InvalidInputError for what cannot be understood or is too large, PromptConflictError when
+        the id stands for something else, and what a worker refuses a session for. Waits while no worker is there, or
+        Temporal is away; input too large for Temporal is admitted without a worker.
         """
         if session is None:
             await self.get(session_id)
         _check_id(session_id)
         try:
-            given = PromptInput(id=id or fresh_id("msg"), text=text, delivery=delivery, resume=resume)
+            given = PromptInput(
+                id=id or fresh_id("msg"),
+                text=text,
+                files=tuple(files) or None,
+                agents=tuple(agents) or None,
+                delivery=delivery,
+                resume=resume,
+            )
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             raise InvalidInputError(f"prompt: {first['loc'][0]}: {first['msg']}") from None
+        if self._is_large(given):
+            return await self._admit_here(session_id, given)
         start = StartInput(session=session).to_wire()
-        # Temporal answers an update id that it knows by itself, so other content under one input id needs another one.
-        update_id = derived_id("int", session_id, given.model_dump_json())
-        return await self._update(session_id, contracts.UPDATE_PROMPT, [given.to_wire()], update_id, start, Receipt)
+        # Temporal answers an update id that it knows by itself, also after its run: each call wakes anew under one of
+        # its own. That the input counts once is the inbox's doing.
+        return await self._update(
+            session_id, contracts.UPDATE_PROMPT, [given.to_wire()], fresh_id("int"), start, Receipt
+        )
+
+    async def steer(self, session_id: str, text: str, *, id: str | None = None) -> Receipt:  # noqa: A002
+        """Admit input that is seen at the next boundary between two steps. Raises what `prompt` raises."""
+        return await self.prompt(session_id, text, id=id, delivery="steer")
+
+    async def queue(self, session_id: str, text: str, *, id: str | None = None) -> Receipt:  # noqa: A002
+        """Admit input that is seen when the session would become idle. Raises what `prompt` raises."""
+        return await self.prompt(session_id, text, id=id, delivery="queue")
 
     async def resume(self, session_id: str) -> TurnResult:
         """Join the turn that runs or force one step, and give how it ended. Raises NotFoundError."""
@@ -146,134 +249,89 @@ class Client:
         return await self._update(session_id, contracts.UPDATE_RESUME, [], fresh_id("int"), {}, TurnResult)
 
     async def interrupt(self, session_id: str, reason: str | None = None, *, after: int | None = None) -> bool:
-        """Stop the turn that runs; False when the session is idle. `after` is the last sequence that was seen."""
+        """Stop the turn that runs; False when the session is idle, which changes nothing. `after` is the last sequence
+        that was seen. Raises NotFoundError for an unknown session."""
         given = InterruptInput(id=fresh_id("int"), reason=reason, after=after)
-        handle = self._handle(session_id)
-        try:
-            await self._through_outages(lambda: handle.signal(contracts.SIGNAL_INTERRUPT, given.to_wire()))
-        except RPCError as error:
-            if error.status != RPCStatusCode.NOT_FOUND:
-                raise
-            return False
-        return True
+        if await self._runs.signal(session_id, contracts.SIGNAL_INTERRUPT, given.to_wire()):
+            return True
+        await self.get(session_id)
+        return False
 
     async def result(self, session_id: str) -> TurnResult:
         """Wait until the session's open run has ended, and give how; of an idle session, how its last run ended.
 
         Raises NotFoundError for an unknown session, and what a worker refused the run for.
         """
-        handle = self._handle(session_id)
-        try:
-            return await self._through_outages(handle.result)
-        except WorkflowFailureError as error:
-            return _ended(session_id, error)
-        except RPCError as error:
-            if error.status != RPCStatusCode.NOT_FOUND:
-                raise
+        result = await self._runs.result(session_id)
+        if result is None:
             await self.get(session_id)
             return TurnResult(session_id=session_id, outcome="idle")
+        return result
 
     async def status(self, session_id: str) -> Status:
         """Give what the session's open run does now; of an idle session, that it is idle.
 
         Raises UnavailableError when no worker answers in time, or Temporal is away.
         """
-        handle = self._handle(session_id)
-        try:
-            described = await handle.describe(rpc_timeout=_ANSWER)
-            if described.status != WorkflowExecutionStatus.RUNNING:
-                return Status(session_id=session_id, phase="idle")
-            status: Status = await handle.query(contracts.QUERY_STATUS, result_type=Status, rpc_timeout=_ANSWER)
-        except RPCError as error:
-            if error.status == RPCStatusCode.NOT_FOUND:
-                return Status(session_id=session_id, phase="idle")
-            raise UnavailableError(f"session {session_id} does not say what it does: {error.message}") from error
-        except WorkflowQueryFailedError as error:
-            raise UnavailableError(f"session {session_id} does not say what it does: {error}") from error
-        return status
+        return await self._runs.status(session_id)
 
     async def open_queue(self, session_id: str) -> str | None:
         """Give the task queue of the session's open run, None when it is idle."""
-        handle = self._handle(session_id)
-        try:
-            described = await self._through_outages(handle.describe)
-        except RPCError as error:
-            if error.status != RPCStatusCode.NOT_FOUND:
-                raise
-            return None
-        return described.task_queue if described.status == WorkflowExecutionStatus.RUNNING else None
+        return await self._runs.open_queue(session_id)
 
     async def is_served(self, task_queue: str | None = None) -> bool:
         """Say whether a worker has asked for work on the task queue within the last minute."""
-        request = DescribeTaskQueueRequest(
-            namespace=self.temporal.namespace,
-            task_queue=TaskQueue(name=task_queue or self.settings.task_queue),
-            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
-        )
-        answer = await self._through_outages(lambda: self.temporal.workflow_service.describe_task_queue(request))
-        return any(time.time() - each.last_access_time.seconds < _POLL_SECONDS for each in answer.pollers)
+        return await self._runs.is_served(task_queue or self.settings.task_queue)
 
     async def check(self, service: Service) -> None:
         """Ask a service for a sign of life. Raises UnavailableError."""
-        if service == "PostgreSQL":
-            await self._database.ping()
-            return
-        try:
-            await self.temporal.service_client.check_health(retry=False, timeout=_ANSWER)
-        except RPCError as error:
-            where = self.temporal.service_client.config.target_host
-            raise UnavailableError(f"Temporal at {where} cannot be reached ({error.message})") from error
+        await (self._database.ping() if service == "PostgreSQL" else self._runs.ping())
 
-    def _handle(self, session_id: str) -> WorkflowHandle[Any, TurnResult]:
-        return self.temporal.get_workflow_handle(session_id, result_type=TurnResult)
+    def _is_large(self, given: PromptInput) -> bool:
+        """Say whether the prompt is too large for Temporal. Raises InvalidInputError when it is too large for us."""
+        limit, text = self.settings.limits.prompt_bytes, len(given.text.encode(errors="replace"))
+        if text > limit:
+            raise InvalidInputError(f"the prompt is {text} bytes, more than {limit}: attach a file instead")
+        whole = len(given.model_dump_json(by_alias=True).encode())
+        if whole > ATTACHMENT_BYTES:
+            raise InvalidInputError(
+                f"the prompt and its attachments are {whole} bytes, more than {ATTACHMENT_BYTES}: "
+                "put the files into the session's directory, and name them"
+            )
+        return whole > limit
+
+    async def _admit_here(self, session_id: str, given: PromptInput) -> Receipt:
+        """Admit to an existing session without Temporal, which is told only that there is something to look at."""
+        message_id = given.id or fresh_id("msg")
+        admission = await self._write(
+            session_id,
+            lambda conn: inbox.admit(conn, session_id, message_id, given.prompt(), given.delivery, resume=given.resume),
+        )
+        if given.resume and not admission.claimed:
+            await self._runs.wake(session_id, self.settings.task_queue)
+        return admission.receipt
 
     async def _update(
         self,
         session_id: str,
         name: str,
-        arguments: list[Any],
+        arguments: Sequence[object],
         update_id: str,
-        start: dict[str, Any],
+        start: Mapping[str, object],
         result_type: type[Result],
     ) -> Result:
-        """Send an update, starting the run it is for; again under the same id when Temporal was away."""
+        queue = self.settings.task_queue
+        return await self._runs.update(session_id, queue, name, [*arguments], update_id, dict(start), result_type)
 
-        async def send() -> Result:
-            operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
-                contracts.SESSION_TURN,
-                start,
-                id=session_id,
-                task_queue=self.settings.task_queue,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            )
-            answer: Result = await self.temporal.execute_update_with_start_workflow(
-                name, args=arguments, start_workflow_operation=operation, id=update_id, result_type=result_type
-            )
-            return answer
+    async def _read(self, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
+        async with self._database.read() as conn:
+            return await work(conn)
 
-        for _ in range(_TRIES):
-            try:
-                return await self._through_outages(send)
-            except WorkflowUpdateFailedError as error:
-                refused = _refusal(error.cause)
-                if refused is not None:
-                    raise refused from error
-                # The run ended before it came to the update. Either its own failure says why, or the next run does it.
-                await self.result(session_id)
-        raise UnavailableError(f"{name}: runs of session {session_id} end before they answer: try again")
-
-    async def _through_outages(self, call: Callable[[], Awaitable[Result]]) -> Result:
-        while True:
-            try:
-                return await call()
-            except WorkflowUpdateRPCTimeoutOrCancelledError:
-                task = asyncio.current_task()
-                if task is not None and task.cancelling():
-                    raise asyncio.CancelledError from None
-            except RPCError as error:
-                if error.status not in _AWAY:
-                    raise
-            await asyncio.sleep(_AGAIN_SECONDS)
+    async def _write(self, session_id: str, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
+        """Write in one transaction, and tell those who follow the session."""
+        result = await self._database.transact(work)
+        self._announcer.send(session_id, Notice.look())
+        return result
 
 
 def _check_id(session_id: str) -> None:
@@ -281,36 +339,6 @@ def _check_id(session_id: str) -> None:
         raise InvalidInputError(
             f"{session_id!r} is no session id: `ses_` and up to 59 letters, digits, `_` or `-`, please"
         )
-
-
-def _kinds(root: type[FencepostError]) -> dict[str, type[FencepostError]]:
-    found = {root.code: root}
-    for kind in root.__subclasses__():
-        found |= _kinds(kind)
-    return found
-
-
-def _refusal(cause: BaseException | None) -> FencepostError | None:
-    """Give the error that a worker raised, as it was there; None for a failure that is not one of ours."""
-    if not isinstance(cause, ApplicationError):
-        return None
-    kind = _kinds(FencepostError).get(cause.type or "")
-    if kind is None or kind is errors.ProviderError:
-        return None
-    return kind(cause.message)
-
-
-def _ended(session_id: str, failure: WorkflowFailureError) -> TurnResult:
-    """Give the result of a run that ended otherwise than by returning one. Raises what it was refused for."""
-    cause = failure.cause
-    refused = _refusal(cause)
-    if refused is not None:
-        raise refused from failure
-    if isinstance(cause, CancelledError):
-        return TurnResult(session_id=session_id, outcome="interrupted", error="the workflow was cancelled")
-    if isinstance(cause, TerminatedError):
-        return TurnResult(session_id=session_id, outcome="interrupted", error="the workflow was terminated")
-    return TurnResult(session_id=session_id, outcome="failed", error=str(cause) or str(failure))
 
 
 @asynccontextmanager
@@ -328,4 +356,7 @@ async def open_client(settings: Settings, environ: Mapping[str, str] | None = No
         temporal = await connect_temporal(os.environ if environ is None else environ)
         listener = Listener(database)
         stack.push_async_callback(listener.close)
-        yield Client(settings, database, temporal, listener)
+        announcer = Announcer(database)
+        await announcer.start()
+        stack.push_async_callback(announcer.close)
+        yield Client(settings, database, temporal, listener, announcer)

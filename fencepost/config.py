@@ -45,7 +45,10 @@ class LimitsConfig(Configured):
         default=10, gt=0, description="silence after which a worker counts as lost"
     )
     heartbeat_seconds: float = Field(
-        default=1, gt=0, validate_default=True, description="how often an activity says that it lives"
+        default=0.5,
+        gt=0,
+        validate_default=True,
+        description="how often an activity says that it lives; an interrupt reaches it with the answer",
     )
     max_continuations: int = Field(default=3, ge=0, description="how often one turn goes on after a cut answer")
     max_provider_attempts: int = Field(default=5, ge=1, description="requests for one step while nothing was shown")
@@ -120,6 +123,17 @@ def _expanded(value: object) -> object:
     return Path(value).expanduser().absolute() if isinstance(value, str | Path) and str(value) else value
 
 
+class ToolOutputConfig(Configured):
+    """How much text of one tool call a model gets; more of it goes into a file, and the model is told its name."""
+
+    max_lines: int = Field(default=2000, ge=10)
+    max_bytes: int = Field(default=51_200, ge=1024, description="in UTF-8")
+    days: float = Field(default=7, gt=0, description="how long a file is kept")
+    directory: Annotated[Path | None, BeforeValidator(_expanded)] = Field(
+        default=None, description="where the files are; None: tool-output under home"
+    )
+
+
 def _providers() -> dict[str, ProviderConfig]:
     return {name: ProviderConfig.model_validate(entry) for name, entry in presets.PROVIDERS.items()}
 
@@ -154,8 +168,14 @@ class Settings(BaseSettings):
     workspace: WorkspaceConfig = WorkspaceConfig()
     limits: LimitsConfig = LimitsConfig()
     worker: WorkerConfig = WorkerConfig()
+    tool_output: ToolOutputConfig = ToolOutputConfig()
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
+
+    @property
+    def tool_output_directory(self) -> Path:
+        """Where tool output goes that is too long for a model."""
+        return self.tool_output.directory or self.home / "tool-output"
 
     @classmethod
     def settings_customise_sources(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -14,6 +15,7 @@ from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError
 
+from fencepost.clock import Clock
 from fencepost.config import Settings, temporal_connect_options
 from fencepost.domain import contracts
 from fencepost.domain.errors import ConfigurationError, UnavailableError
@@ -26,6 +28,7 @@ from fencepost.store.engine import Database
 from fencepost.store.live import Announcer
 from fencepost.store.ownership import Lease
 from fencepost.tools.builtin import builtin_registry
+from fencepost.tools.outputs import OutputStore, keep_swept
 from fencepost.tools.processes import Reaper, ShellRunner
 from fencepost.tools.registry import Registry
 
@@ -53,6 +56,12 @@ class Services:
         """Give the lease's times in milliseconds."""
         limits = self.settings.limits
         return Lease(int(limits.lease_seconds * 1000), int(limits.renew_seconds * 1000))
+
+    @property
+    def outputs(self) -> OutputStore:
+        """Give the keeper of tool output that is too long for a model."""
+        given = self.settings.tool_output
+        return OutputStore(self.settings.tool_output_directory, given.max_lines, given.max_bytes)
 
     def rules(self, agent: AgentConfig | None) -> tuple[Rule, ...]:
         """Give the permission rules of an agent: the configured ones, then its own."""
@@ -86,6 +95,17 @@ async def known_search_attributes(client: Client) -> tuple[str, ...]:
 
 
 @asynccontextmanager
+async def _swept(settings: Settings) -> AsyncIterator[None]:
+    """Keep the directory of managed tool output free of expired files for as long as the body runs."""
+    task = asyncio.create_task(keep_swept(settings.tool_output_directory, settings.tool_output.days, Clock()))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@asynccontextmanager
 async def open_services(
     settings: Settings, *, environ: Mapping[str, str] | None = None, registry: Registry | None = None
 ) -> AsyncIterator[Services]:
@@ -107,6 +127,7 @@ async def open_services(
         announcer = Announcer(database)
         await announcer.start()
         stack.push_async_callback(announcer.close)
+        await stack.enter_async_context(_swept(settings))
         yield Services(
             settings=settings,
             database=database,

@@ -44,6 +44,7 @@ def house_settings(database_url: str, task_queue: str, directory: Path, base_url
             "default_model": MODEL,
             "providers": {"scripted": {"base_url": base_url, "any_model": True}},
             "workspace": {"directory": directory},
+            "tool_output": {"directory": directory.parent / f"{directory.name}-tool-output"},
             "limits": {**limits, **changes.pop("limits", {})},
             **changes,
         }

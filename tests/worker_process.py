@@ -81,6 +81,7 @@ def environment(
         "task_queue": task_queue,
         "providers": {"scripted": {"base_url": base_url}},
         "workspace": {"directory": str(directory)},
+        "tool_output": {"directory": str(config.parent / "tool-output")},
         "limits": {"heartbeat_timeout_seconds": 2, "heartbeat_seconds": 0.5, "drain_grace_seconds": 5},
     }
     config.write_text(_toml(settings))

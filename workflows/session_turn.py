@@ -141,7 +141,9 @@ class SessionTurn:
         before = work.finished_turns + (1 if stopping else 0)
         if work.turn is None or stopping:
             work.want(force=True)
+        work.resumes += 1
         await workflow.wait_condition(lambda: work.finished_turns > before or work.ending or self._refused is not None)
+        work.resumes -= 1
         if self._refused is not None:
             raise self._refused
         return work.result()

@@ -55,6 +55,7 @@ class Work:
         self.turn: Turn | None = None
         self.finished_turns = 0
         self.ending = False
+        self.resumes = 0
         self._wanted = False
         self._force = False
         self._claims = 0
@@ -242,7 +243,7 @@ class Work:
             workflow.continue_as_new(StartInput(carried=True, rejected=tuple(self.mail.rejected)))
 
     def _is_needed_here(self) -> bool:
-        return self._force or self._stop is not None or self._cancelled
+        return self._force or self._stop is not None or self._cancelled or self.resumes > 0
 
     def _end_turn(self, outcome: Outcome) -> None:
         self._last = outcome

@@ -171,7 +171,7 @@ class PlaceInterrupt(WireModel):
 
 
 class PlacedInterrupt(WireModel):
-    """`head` is the log's last sequence; `recorded` says that the log knows the interrupt already."""
+    """`head` is the log's last sequence; `recorded` says that an earlier run had this interrupt already."""
 
     head: int
     recorded: bool = False

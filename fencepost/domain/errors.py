@@ -5,6 +5,7 @@ FencepostError
 +-- UnavailableError            a service (PostgreSQL, Temporal) cannot be reached, or answers with a fault
 +-- SchemaVersionError          the database is at another migration than this program
 +-- InvalidInputError           a client's request cannot be understood
+|   +-- InvalidCursorError      a page's cursor is not one of ours
 +-- NotFoundError               no such session
 +-- MessageNotFoundError        no such message in this session
 +-- PromptConflictError         an input id is used again with other content
@@ -17,6 +18,7 @@ FencepostError
 +-- LifecycleConflictError      an invariant of the inbox is broken
 +-- SessionAlreadyProjectedError  two creations of one session raced
 +-- MessageDecodeError          a stored message cannot be read
++-- SubscriberOverflowError     a reader was slower than what it reads, for longer than its buffer lasts
 +-- ModelNotSelectedError, ModelUnavailableError, AgentNotFoundError   nothing to run the step with
 +-- ProviderError               one provider request failed; says whether it may be repeated
 """
@@ -52,6 +54,10 @@ class SchemaVersionError(FencepostError):
 
 class InvalidInputError(FencepostError):
     code = "InvalidInputError"
+
+
+class InvalidCursorError(InvalidInputError):
+    code = "InvalidCursorError"
 
 
 class NotFoundError(FencepostError):
@@ -100,6 +106,16 @@ class SessionAlreadyProjectedError(FencepostError):
 
 class MessageDecodeError(FencepostError):
     code = "Session.MessageDecodeError"
+
+
+class SubscriberOverflowError(FencepostError):
+    """`capacity` is the number of notices that the reader's buffer holds."""
+
+    code = "EventV2.SubscriberOverflow"
+
+    def __init__(self, message: str, *, capacity: int = 0) -> None:
+        super().__init__(message)
+        self.capacity = capacity
 
 
 class ModelNotSelectedError(FencepostError):

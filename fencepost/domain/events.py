@@ -272,6 +272,9 @@ _ALL: tuple[type[DurableEvent], ...] = (
     ToolFailed, Retried, CompactionStarted, CompactionEnded, RevertStaged, RevertCleared, RevertCommitted,
 )  # fmt: skip
 
+LIVE_ONLY = frozenset(f"session.next.{name}.delta" for name in ("text", "reasoning", "tool.input", "compaction"))
+"""Types of events that readers are shown and no log holds."""
+
 MANIFEST: Mapping[str, type[DurableEvent]] = MappingProxyType({kind.stored_type(): kind for kind in _ALL})
 
 
@@ -279,6 +282,8 @@ def decode_event(stored_type: str, data: Mapping[str, Any]) -> DurableEvent:
     """Read an event from its row. Raises InvalidDurableEventError for an unknown type or data that does not fit."""
     kind = MANIFEST.get(stored_type)
     if kind is None:
+        if stored_type.rpartition(".")[0] in LIVE_ONLY:
+            raise InvalidDurableEventError(f"{stored_type!r} is a live event: it is shown, and never stored")
         raise InvalidDurableEventError(f"unknown event type {stored_type!r}: written by a newer fencepost?")
     try:
         return kind.model_validate(data)

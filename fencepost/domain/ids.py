@@ -9,7 +9,7 @@ import string
 import time
 from typing import Literal, TypeAlias
 
-Prefix: TypeAlias = Literal["ses", "msg", "evt", "per", "que", "psv", "exe", "int", "prj"]
+Prefix: TypeAlias = Literal["ses", "msg", "evt", "per", "que", "psv", "exe", "int", "prj", "tool"]
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _SESSION_ID = re.compile(r"ses[A-Za-z0-9_-]{1,60}\Z")

@@ -63,3 +63,7 @@ class ToolFailure(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+
+class StorageError(ToolFailure):
+    """A tool ran, and its output is too large for a model and could not be kept in a file either."""

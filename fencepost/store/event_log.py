@@ -5,18 +5,19 @@ The door for running work is `fencepost.store.ownership`; what is here knows seq
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.clean import clean
 from fencepost.domain.errors import EventConflictError, NotFoundError
-from fencepost.domain.events import DurableEvent, decode_event
+from fencepost.domain.events import DurableEvent, Moved, SessionCreated, decode_event
+from fencepost.domain.inbox import Location
 from fencepost.store import tables
 from fencepost.store.projector import Projection
 
@@ -43,13 +44,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event as the log holds it; `type` is the stored type with its version."""
+    """An event as the log holds it; `type` is the stored type with its version, `seq` counts from 0."""
 
     id: str
     session_id: str
     seq: int
     type: str
     data: dict[str, Any]
+    location: Location | None = field(default=None, compare=False)
+    """Where the session was when this was appended, a move itself being at its new place. It is worked out when the
+    log is read, from the creation and the moves before, and no part of what is stored or compared."""
 
     def decode(self) -> DurableEvent:
         """Give the event itself. Raises InvalidDurableEventError."""
@@ -126,16 +130,55 @@ def _same(head: Head, entry: Entry, data: dict[str, Any], old: StoredEvent) -> i
     return old.seq
 
 
-async def read_after(conn: AsyncConnection, session_id: str, after: int, limit: int = 500) -> list[StoredEvent]:
-    """Give up to `limit` events with a sequence above `after`, in order."""
-    events = tables.event
-    rows = await conn.execute(
-        select(events)
-        .where(events.c.aggregate_id == session_id, events.c.seq > after)
-        .order_by(events.c.seq)
-        .limit(limit)
+async def read_after(
+    conn: AsyncConnection, session_id: str, after: int, limit: int = 500, types: Collection[str] | None = None
+) -> list[StoredEvent]:
+    """Give up to `limit` events with a sequence above `after`, in order; with `types` only of these stored types."""
+    events, earlier = tables.event, tables.event.alias()
+    # One look for the whole page; the page's own moves change it on the way.
+    place = (
+        select(func.jsonb_build_array(_placed(earlier, "directory"), _placed(earlier, "workspaceID")))
+        .where(
+            earlier.c.aggregate_id == session_id,
+            earlier.c.type.in_(_PLACING),
+            earlier.c.seq <= after,
+        )
+        .order_by(earlier.c.seq.desc())
+        .limit(1)
+        .scalar_subquery()
     )
-    return [StoredEvent(row.id, row.aggregate_id, row.seq, row.type, row.data) for row in rows]
+    wanted = (events.c.aggregate_id == session_id) & (events.c.seq > after)
+    if types is not None:
+        # Moves that are not wanted are read all the same, for the places of what comes after them.
+        wanted &= events.c.type.in_([*types, *_PLACING])
+    statement = select(events, place.label("place")).where(wanted).order_by(events.c.seq)
+    found: list[StoredEvent] = []
+    location: Location | None = None
+    while len(found) < limit:
+        rows = (await conn.execute(statement.where(events.c.seq > after).limit(limit))).all()
+        if rows and location is None and rows[0].place is not None:
+            location = _location(*rows[0].place)
+        for row in rows:
+            after = row.seq
+            if row.type in _PLACING:
+                given = row.data.get("info") or row.data.get("location") or {}
+                location = _location(given.get("directory"), given.get("workspaceID"))
+            if types is None or row.type in types:
+                found.append(StoredEvent(row.id, row.aggregate_id, row.seq, row.type, row.data, location))
+        if types is None or len(rows) < limit:
+            break
+    return found[:limit]
+
+
+_PLACING = (SessionCreated.stored_type(), Moved.stored_type())
+
+
+def _placed(log: Any, name: str) -> Any:
+    return func.coalesce(log.c.data["info"][name].astext, log.c.data["location"][name].astext)
+
+
+def _location(directory: str | None, workspace_id: str | None) -> Location | None:
+    return None if directory is None else Location(directory=directory, workspace_id=workspace_id)
 
 
 async def latest(conn: AsyncConnection, session_id: str) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy import and_, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from fencepost.domain.attachments import with_types
 from fencepost.domain.clean import clean
 from fencepost.domain.errors import LifecycleConflictError, PromptConflictError
 from fencepost.domain.events import PromptAdmitted, Prompted
@@ -32,10 +33,11 @@ async def admit(
 ) -> Admission:
     """Record one input under its id, once: the same id with the same content gives the same receipt.
 
-    With `resume` the row asks for execution until it is promoted. Raises NotFoundError for an unknown session and
+    With `resume` the row asks for execution until it is promoted. An attachment without a type gets the one that its
+    address shows. Raises NotFoundError for an unknown session and
     PromptConflictError when the id stands for something else already.
     """
-    prompt = Prompt.model_validate(clean(prompt.to_wire()))
+    prompt = with_types(Prompt.model_validate(clean(prompt.to_wire())))
     head = await event_log.lock(conn, session_id)
     row = await _find(conn, input_id)
     if row is None:

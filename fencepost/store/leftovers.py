@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
 from fencepost.domain.events import DurableEvent
-from fencepost.domain.messages import MessageError
+from fencepost.domain.messages import MessageError, decode_message
 from fencepost.domain.projection import INTERRUPTED, is_open
 from fencepost.store import tables
 from fencepost.store.event_log import Head
@@ -32,7 +32,8 @@ async def newest_assistant(conn: AsyncConnection, session_id: str) -> Row | None
 
 
 async def newest(conn: AsyncConnection, session_id: str, types: tuple[str, ...]) -> Row | None:
-    """Give the session's newest message of these types."""
+    """Give the session's newest message of these types. Raises MessageDecodeError for an assistant message whose row
+    cannot be read."""
     messages = tables.session_message
     row = (
         await conn.execute(
@@ -42,7 +43,11 @@ async def newest(conn: AsyncConnection, session_id: str, types: tuple[str, ...])
             .limit(1)
         )
     ).first()
-    return None if row is None else Row(row.id, row.type, row.seq, row.data)
+    if row is None:
+        return None
+    if row.type == "assistant":
+        decode_message(row.id, row.type, row.data)  # so that its parts are what they are taken for
+    return Row(row.id, row.type, row.seq, row.data)
 
 
 async def close_open_parts(

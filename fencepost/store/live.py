@@ -17,7 +17,7 @@ import asyncpg
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
-from fencepost.domain.errors import UnavailableError
+from fencepost.domain.errors import SubscriberOverflowError, UnavailableError
 from fencepost.store.engine import Database, unavailable
 from fencepost.telemetry import get_logger
 
@@ -32,6 +32,10 @@ _log = get_logger("fencepost.live")
 def channel_of(session_id: str) -> str:
     """Give the name of a session's channel: any session id, within PostgreSQL's 63 bytes."""
     return "fencepost_" + hashlib.sha256(session_id.encode()).hexdigest()[:32]
+
+
+EVERY_SESSION = "fencepost_every_session"
+"""The channel that says which session has more to read, for readers that follow all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,8 @@ class Announcer:
             return
         channel = channel_of(session_id)
         self._waiting += [(channel, piece.encode()) for piece in notice.pieces()]
+        if not notice.message_id:
+            self._waiting.append((EVERY_SESSION, json.dumps([notice.seq, session_id])))
         self._more.set()
 
     async def _run(self) -> None:
@@ -143,13 +149,40 @@ def listen_url(url: URL) -> str:
     return url.set(drivername="postgresql").render_as_string(hide_password=False)
 
 
+class Subscription(asyncio.Queue[Notice]):
+    """The notices that wait for one reader, at most `maxsize` of them."""
+
+    def __init__(self, size: int, *, strict: bool) -> None:
+        super().__init__(size)
+        self._strict = strict
+        self._overflowed = False
+
+    def take(self, notice: Notice) -> None:
+        """Add a notice, at the cost of the oldest one, or of the whole subscription."""
+        if self._overflowed:
+            return
+        if self.full():
+            self._overflowed = self._strict
+            self.get_nowait()
+        self.put_nowait(notice)
+
+    def check(self) -> None:
+        """Raise SubscriberOverflowError when this is a strict subscription and its reader was too slow."""
+        if self._overflowed:
+            raise SubscriberOverflowError(
+                f"this reader is too slow: more than {self.maxsize} notices waited for it. "
+                "Follow again after the last sequence it has seen",
+                capacity=self.maxsize,
+            )
+
+
 class Listener:
     """One listening connection for all readers of this process. It needs a direct connection, not a pooler's."""
 
     def __init__(self, database: Database) -> None:
         self._url = database.url
         self._conn: asyncpg.Connection[Any] | None = None
-        self._queues: dict[str, set[asyncio.Queue[Notice]]] = {}
+        self._queues: dict[str, set[Subscription]] = {}
         self._lock = asyncio.Lock()
 
     async def close(self) -> None:
@@ -161,13 +194,16 @@ class Listener:
                 self._conn = None
 
     @asynccontextmanager
-    async def subscribed(self, session_id: str, size: int = 1_000) -> AsyncIterator[asyncio.Queue[Notice]]:
-        """Give a queue of the session's notices. When it is full the oldest go: what they said can be read.
+    async def subscribed(
+        self, session_id: str | None, size: int = 1_000, *, strict: bool = False
+    ) -> AsyncIterator[Subscription]:
+        """Give a queue of the session's notices, or of what every session's tell (their `message_id` is the session).
 
-        Raises UnavailableError when the database is away.
+        At most `size` notices wait. When there are more, the oldest go, since what they said can be read; a `strict`
+        subscription has overflowed then, and takes no more. Raises UnavailableError when the database is away.
         """
-        channel = channel_of(session_id)
-        queue: asyncio.Queue[Notice] = asyncio.Queue(size)
+        channel = EVERY_SESSION if session_id is None else channel_of(session_id)
+        queue = Subscription(size, strict=strict)
         self._queues.setdefault(channel, set()).add(queue)
         try:
             await self.ensure()
@@ -175,27 +211,34 @@ class Listener:
         finally:
             await self._unsubscribe(channel, queue)
 
+    @property
+    def subscriptions(self) -> int:
+        """Give how many subscriptions there are."""
+        return sum(len(queues) for queues in self._queues.values())
+
     async def ensure(self) -> None:
         """Connect again if the connection is gone, and listen to all channels. Raises UnavailableError."""
         async with self._lock:
             try:
                 if self._conn is None or self._conn.is_closed():
                     self._conn = await asyncpg.connect(listen_url(self._url), timeout=5, command_timeout=10)
-                    for channel in self._queues:
+                    for channel in list(self._queues):
                         await self._conn.add_listener(channel, self._heard)
                 else:
-                    for channel in self._queues:
+                    for channel in list(self._queues):
                         # asyncpg sends LISTEN only for a channel's first callback.
                         await self._conn.add_listener(channel, self._heard)
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
                 raise unavailable(self._url, error) from error
 
-    async def _unsubscribe(self, channel: str, queue: asyncio.Queue[Notice]) -> None:
+    async def _unsubscribe(self, channel: str, queue: Subscription) -> None:
         queues = self._queues.get(channel, set())
         queues.discard(queue)
-        if not queues:
-            self._queues.pop(channel, None)
-            if self._conn is not None and not self._conn.is_closed():
+        if queues:
+            return
+        self._queues.pop(channel, None)
+        async with self._lock:  # the connection does one thing at a time
+            if channel not in self._queues and self._conn is not None and not self._conn.is_closed():
                 with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
                     await self._conn.remove_listener(channel, self._heard)
 
@@ -205,6 +248,4 @@ class Listener:
         except (ValueError, TypeError):
             return
         for queue in self._queues.get(channel, ()):
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(notice)
+            queue.take(notice)

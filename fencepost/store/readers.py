@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from sqlalchemy import func, select
@@ -15,10 +15,11 @@ from fencepost.domain.messages import Message, decode_message
 from fencepost.store import event_log, tables
 from fencepost.store.engine import Database
 from fencepost.store.event_log import StoredEvent
-from fencepost.store.live import Listener, Notice
+from fencepost.store.live import Listener, Notice, Subscription
 from fencepost.store.steps import part_of
 
 POLL_SECONDS = 0.5
+_QUEUED = 1_000
 
 
 async def history(conn: AsyncConnection, session_id: str) -> list[Message]:
@@ -129,13 +130,16 @@ class _Cursor:
 
 
 async def follow(
-    database: Database, listener: Listener, session_id: str, after: int = -1
-) -> AsyncIterator[StoredEvent | Delta]:
+    database: Database, listener: Listener, session_id: str, after: int = -1, *, capacity: int | None = None
+) -> AsyncGenerator[StoredEvent | Delta]:
     """Yield the session's durable events after a sequence, then its open parts, then what happens, for ever.
 
     No gap and no duplicate: live text is always the continuation of what was yielded of its part, and a durable end
     is preceded by whatever of the part is missing. A part that was begun before `after` and is still open comes from
     its beginning. Outages of the database are waited out. Close the iterator to end.
+
+    What waits for a slow reader is bounded: it reads later, from the tables, what it was not told of in time. With a
+    `capacity`, in notices, it is ended instead: SubscriberOverflowError.
     """
     cursor = _Cursor(session_id, after)
     begun = False
@@ -145,9 +149,12 @@ async def follow(
                 await _begun_before(database, cursor)
                 begun = True
             # Subscribed before the first read, so that nothing falls between the two.
-            async with listener.subscribed(session_id) as queue:
+            async with listener.subscribed(
+                session_id, _QUEUED if capacity is None else capacity, strict=capacity is not None
+            ) as queue:
                 cursor.look = True
                 while True:
+                    queue.check()
                     if cursor.look:
                         async for item in _catch_up(database, cursor, parts=True):
                             yield item
@@ -170,7 +177,7 @@ async def _begun_before(database: Database, cursor: _Cursor) -> None:
     cursor.seq = after
 
 
-async def _catch_up(database: Database, cursor: _Cursor, *, parts: bool) -> AsyncIterator[StoredEvent | Delta]:
+async def _catch_up(database: Database, cursor: _Cursor, *, parts: bool) -> AsyncGenerator[StoredEvent | Delta]:
     found: list[StoredEvent | Delta] = []
     while True:
         async with database.read() as conn:
@@ -194,8 +201,8 @@ async def _kept(conn: AsyncConnection, cursor: _Cursor) -> list[StoredEvent | De
 
 
 async def _heard(
-    database: Database, listener: Listener, cursor: _Cursor, queue: asyncio.Queue[Notice]
-) -> AsyncIterator[StoredEvent | Delta]:
+    database: Database, listener: Listener, cursor: _Cursor, queue: Subscription
+) -> AsyncGenerator[StoredEvent | Delta]:
     """Yield live text until something durable is to be read, or until it is time to look anyway."""
     try:
         notice = await asyncio.wait_for(queue.get(), POLL_SECONDS)
@@ -218,6 +225,7 @@ async def _heard(
             )
             if delta is not None:
                 yield delta
+        queue.check()
         if queue.empty():
             return
         notice = queue.get_nowait()

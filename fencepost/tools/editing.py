@@ -41,6 +41,17 @@ class EditInput(WireModel):
     replace_all: bool | None = Field(default=None, description="Replace every occurrence instead of the only one.")
 
 
+class WriteOutput(WireModel):
+    path: str
+    existed: bool
+    size: int = Field(ge=0, alias="bytes")
+
+
+class EditOutput(WireModel):
+    path: str
+    replacements: int = Field(ge=1)
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Put data in the place of a file at once, or make it, with its parents: a reader sees the old or the new bytes,
     never a part. Mode and, where the process may, owner are kept. Raises OSError."""
@@ -246,6 +257,7 @@ def editing_tools() -> tuple[Tool[WriteInput], Tool[EditInput]]:
             name="write",
             description="Write a file: make it, with its parent directories, or replace its whole content.",
             input_model=WriteInput, action="edit", run=write, resources=resources, external=external,
+            output_model=WriteOutput,
         ),
         Tool(
             name="edit",
@@ -254,5 +266,6 @@ def editing_tools() -> tuple[Tool[WriteInput], Tool[EditInput]]:
                 "around it), or replaceAll be true. Line ends match in either style, and the file keeps its own."
             ),
             input_model=EditInput, action="edit", run=edit, resources=resources, external=external,
+            output_model=EditOutput,
         ),
     )  # fmt: skip

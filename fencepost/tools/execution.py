@@ -1,19 +1,22 @@
-"""Bounds and cleaning of what tools give back, so that any output can be stored and shown to a model."""
+"""Checks and cleaning of what tools take and give back, so that any output can be stored."""
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
-from fencepost.domain.clean import clean, clean_text
-from fencepost.domain.tools import ContentItem, TextItem, ToolOutput
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_jsonable_python
 
-MAX_LINES = 2000
-MAX_BYTES = 51_200
+from fencepost.domain.clean import clean, clean_text
+from fencepost.domain.tools import TextItem, ToolFailure, ToolOutput
+from fencepost.telemetry import get_logger
+
 CAPTURE_BYTES = 1 << 20
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+
+_log = get_logger(__name__)
 
 
 def join_surrogates(text: str) -> str:
@@ -71,41 +74,39 @@ class Capture:
         return decode(bytes(self._head)) + notice + decode(bytes(self._tail))
 
 
-def bound_text(text: str, max_lines: int = MAX_LINES, max_bytes: int = MAX_BYTES) -> str:
-    """Give the text unchanged when it is within both limits, else its head and tail around a line that says so."""
-    data = text.encode()
-    lines = text.splitlines(keepends=True)
-    if len(lines) <= max_lines and len(data) <= max_bytes:
-        return text
-    notice = f"\n[... output truncated: {len(lines)} lines, {len(data)} bytes in total; the middle is left out ...]\n"
-    line_room, byte_room = max(2, max_lines - 3) // 2, max(0, max_bytes - len(notice.encode())) // 2
-    head = "".join(lines[:line_room]).encode()[:byte_room].decode("utf-8", "ignore")
-    tail_bytes = "".join(lines[-line_room:]).encode()
-    tail = tail_bytes[max(0, len(tail_bytes) - byte_room) :].decode("utf-8", "ignore")
-    return head + notice + tail
+def invalid(what: str, error: ValidationError) -> ToolFailure:
+    """Give the failure that names, in one line, every field that does not fit and why."""
+    parts = []
+    for one in error.errors(include_url=False, include_input=False, include_context=False):
+        where = ".".join(str(step) for step in one["loc"])
+        parts.append(f"{where}: {one['msg']}" if where else one["msg"])
+    return ToolFailure(f"Invalid tool {what}: " + clean_text(" ".join("; ".join(parts).split())))
 
 
-def bound_output(output: ToolOutput, max_lines: int = MAX_LINES, max_bytes: int = MAX_BYTES) -> ToolOutput:
-    """Bound the text that a model gets of an output (its structured object, printed, when it has no content).
+def encode_output(output: object, declared: type[BaseModel] | None) -> ToolOutput:
+    """Give a tool's output with its structured object as JSON, of the declared type if there is one, and clean text.
 
-    Structured and media stay as they are; an output within the limits is given back as it came.
+    File items pass as they are: a tool makes them clean itself. An object that JSON cannot hold is left out when there
+    is content beside it. Raises ToolFailure for one without content, and for what has not the declared type.
     """
-    texts = [item.text for item in output.content if isinstance(item, TextItem)]
-    if output.content:
-        text = "\n".join(texts)
-    else:
-        text = json.dumps(output.structured, indent=2, ensure_ascii=False, default=str)
-    bounded = bound_text(text, max_lines, max_bytes)
-    if bounded == text:
-        return output
-    media: list[ContentItem] = [item for item in output.content if not isinstance(item, TextItem)]
-    return output.model_copy(update={"content": (TextItem(text=bounded), *media)})
-
-
-def clean_output(output: ToolOutput) -> ToolOutput:
-    """Clean every string of an output, file items excepted: a tool makes them clean itself."""
+    if not isinstance(output, ToolOutput):
+        raise ToolFailure(f"Invalid tool output: should be a ToolOutput, and is of type {type(output).__name__}")
+    structured = output.structured
+    if declared is not None:
+        try:
+            structured = declared.model_validate(structured).model_dump(by_alias=True, exclude_unset=True)
+        except ValidationError as error:
+            raise invalid("output", error) from None
+    try:
+        structured = clean(to_jsonable_python(clean(structured)))
+    except (ValueError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        if not output.content:
+            raise ToolFailure(f"Invalid tool output: structured: cannot be written as JSON: {reason}") from None
+        _log.warning("structured tool output left out", reason=reason)
+        structured = {}
     items = tuple(
         item.model_copy(update={"text": clean_text(item.text)}) if isinstance(item, TextItem) else item
         for item in output.content
     )
-    return output.model_copy(update={"structured": clean(output.structured), "content": items})
+    return output.model_copy(update={"structured": structured, "content": items})

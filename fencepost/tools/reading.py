@@ -10,7 +10,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ from fencepost.domain.clean import clean_text
 from fencepost.domain.tools import FileItem, TextItem, ToolFailure, ToolOutput
 from fencepost.domain.wire import WireModel
 from fencepost.tools.execution import decode
+from fencepost.tools.outputs import OutputStore
 from fencepost.tools.paths import Place, locate
 from fencepost.tools.registry import Tool, ToolContext
 
@@ -37,6 +38,18 @@ class ReadInput(WireModel):
     path: str = Field(min_length=1, description="File or directory, relative to the working directory or absolute.")
     offset: int | None = Field(default=None, ge=1, description="First line (or entry) to read; 1 is the first.")
     limit: int | None = Field(default=None, ge=1, le=PAGE_LINES, description="How many lines (or entries) to read.")
+
+
+class ReadOutput(WireModel):
+    """A page has `offset`, `lines` (or entries) and, when more follows, `next`; an image has `mime` and its `size`."""
+
+    type: Literal["file", "directory", "image"]
+    path: str
+    offset: int | None = None
+    lines: int | None = None
+    next: int | None = None
+    mime: str | None = None
+    size: int | None = Field(default=None, alias="bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +94,14 @@ def _lines(handle: BinaryIO) -> Iterator[str]:
         yield text
 
 
-def _page(lines: Iterable[str], offset: int, limit: int) -> _Page:
+def _page(lines: Iterable[str], offset: int, limit: int, room: int) -> _Page:
     kept: list[str] = []
     size, number = 0, 0
     for number, line in enumerate(lines, 1):
         if number < offset:
             continue
         size += len(line.encode()) + 1
-        if len(kept) == limit or (kept and size > PAGE_BYTES):
+        if len(kept) == limit or (kept and size > room):
             return _Page(tuple(kept), number, number)
         kept.append(line)
     return _Page(tuple(kept), None, number)
@@ -136,34 +149,41 @@ def _entries(path: Path) -> list[str]:
         return sorted(clean_text(entry.name) + ("/" if entry.is_dir() else "") for entry in entries)
 
 
-def read_path(directory: str, given: ReadInput) -> ToolOutput:
-    """Read as the tool does; blocks on the file system. Raises ToolFailure."""
+def read_path(directory: str, given: ReadInput, outputs: OutputStore) -> ToolOutput:
+    """Read as the tool does; blocks on the file system. Raises ToolFailure.
+
+    A managed file is always text, whatever it looks like, and its neighbours are nobody's business.
+    """
     place = locate(directory, given.path)
-    offset, limit = given.offset or 1, given.limit or PAGE_LINES
+    managed = outputs.holds(place.path)
+    offset, limit = given.offset or 1, min(given.limit or PAGE_LINES, outputs.max_lines)
+    room = min(PAGE_BYTES, outputs.max_bytes)
     try:
         mode = place.path.stat().st_mode
         if stat.S_ISDIR(mode):
-            return _page_output("directory", place, _page(_entries(place.path), offset, limit), offset)
+            return _page_output("directory", place, _page(_entries(place.path), offset, limit, room), offset)
         if not stat.S_ISREG(mode):
             raise ToolFailure(f"Not a file or directory: {place.resource}")
         with place.path.open("rb") as handle:
             start = handle.read(_SNIFF_BYTES)
             handle.seek(0)
-            mime = image_mime(start)
+            mime = None if managed else image_mime(start)
             if mime is not None:
                 return _image(place, mime, handle)
-            if is_binary(start):
+            if not managed and is_binary(start):
                 raise ToolFailure(f"Cannot read binary file: {place.resource}")
             handle.seek(3 if start.startswith(b"\xef\xbb\xbf") else 0)
-            return _page_output("file", place, _page(_lines(handle), offset, limit), offset)
+            return _page_output("file", place, _page(_lines(handle), offset, limit, room), offset)
     except (FileNotFoundError, NotADirectoryError):
+        if managed:
+            raise ToolFailure(f"File not found: {place.resource}. Kept output is removed after some days.") from None
         raise _missing(place) from None
     except OSError as error:
         raise ToolFailure(f"Cannot read {place.resource}: {error.strerror}") from None
 
 
 async def _run(context: ToolContext, given: ReadInput) -> ToolOutput:
-    return await asyncio.to_thread(read_path, context.invocation.directory, given)
+    return await asyncio.to_thread(read_path, context.invocation.directory, given, context.outputs)
 
 
 READ = Tool(
@@ -178,6 +198,8 @@ READ = Tool(
     run=_run,
     resources=lambda directory, given: (locate(directory, given.path).resource,),
     external=lambda directory, given: locate(directory, given.path).external(),
+    opens=lambda directory, given: locate(directory, given.path).path,
     idempotent=True,
     bounds_itself=True,
+    output_model=ReadOutput,
 )

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 from fencepost.domain.errors import ConfigurationError
 from fencepost.domain.permissions import Rule, effect_of, evaluate, hides_tool, matches
 from fencepost.domain.tools import Invocation, ToolDefinition, ToolFailure, ToolOutput
-from fencepost.tools.execution import bound_output, clean_arguments, clean_output
+from fencepost.tools.execution import clean_arguments, encode_output, invalid
+from fencepost.tools.outputs import OutputStore
 from fencepost.tools.processes import ShellRunner
 
 EXTERNAL_DIRECTORY = "external_directory"
@@ -26,11 +28,13 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """What one call may use: who calls and where, the rules of its agent, and the runner of processes."""
+    """What one call may use: who calls and where, the rules of its agent, the runner of processes, and the keeper of
+    output that is too long for a model."""
 
     invocation: Invocation
     rules: tuple[Rule, ...]
     runner: ShellRunner
+    outputs: OutputStore
 
 
 def _none(directory: str, given: BaseModel) -> tuple[str, ...]:  # noqa: ARG001 - as Tool.external
@@ -43,8 +47,10 @@ class Tool(Generic[Input]):
 
     `action` is the permission action that its `resources` are judged under; `external` gives the resources of
     `external_directory` that are judged first. Both get the session's directory, and may block on the file system.
+    `opens` is for a tool that only reads: it gives the file, and a managed one needs no rule of `external_directory`.
     `idempotent` says that a call whose outcome is unknown may start again. `bounds_itself` says that its output keeps
-    the limits of a model's text by construction.
+    the limits of a model's text by construction. `output_model` is the type of its structured output, checked when it
+    is given; keys that the model does not declare are left out.
     """
 
     name: str
@@ -56,6 +62,8 @@ class Tool(Generic[Input]):
     external: Callable[[str, Input], tuple[str, ...]] = _none
     idempotent: bool = False
     bounds_itself: bool = False
+    opens: Callable[[str, Input], Path] | None = None
+    output_model: type[BaseModel] | None = None
 
 
 def default_rules() -> tuple[Rule, ...]:
@@ -110,14 +118,6 @@ def _definition(tool: Tool[Any]) -> ToolDefinition:
     return ToolDefinition(name=tool.name, description=tool.description, parameters=schema)
 
 
-def _invalid(error: ValidationError) -> str:
-    parts = []
-    for one in error.errors(include_url=False, include_input=False, include_context=False):
-        where = ".".join(str(step) for step in one["loc"])
-        parts.append(f"{where}: {one['msg']}" if where else one["msg"])
-    return "Invalid tool input: " + " ".join("; ".join(parts).split())
-
-
 class Registry:
     """Tools by name, in the order of their registration; the later one of a name wins.
 
@@ -152,8 +152,9 @@ class Registry:
     async def execute(self, name: str, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Run one call and give its output, cleaned for storage and bounded for a model.
 
-        Raises ToolFailure for an unknown tool, arguments that do not fit, a permission that is missing, and what the
-        tool itself expects to fail. Cancellation and every other exception pass as they are.
+        Raises ToolFailure for an unknown tool, arguments or an output that do not fit, a permission that is missing,
+        an output that can be neither shown nor kept, and what the tool itself expects to fail. Cancellation and every
+        other exception pass as they are.
         """
         tool = self._tools.get(name)
         if tool is None:
@@ -161,12 +162,13 @@ class Registry:
         try:
             given = tool.input_model.model_validate(clean_arguments(dict(arguments)))
         except ValidationError as error:
-            raise ToolFailure(_invalid(error)) from None
+            raise invalid("input", error) from None
         await asyncio.to_thread(self._permit, tool, given, context)
-        output = clean_output(await tool.run(context, given))
-        return output if tool.bounds_itself else bound_output(output)
+        output = encode_output(await tool.run(context, given), tool.output_model)
+        return output if tool.bounds_itself else await context.outputs.bound(output)
 
     def _permit(self, tool: Tool[Any], given: BaseModel, context: ToolContext) -> None:
         directory = context.invocation.directory
-        check_permission(context.rules, EXTERNAL_DIRECTORY, tool.external(directory, given))
+        if tool.opens is None or not context.outputs.holds(tool.opens(directory, given)):
+            check_permission(context.rules, EXTERNAL_DIRECTORY, tool.external(directory, given))
         check_permission(context.rules, tool.action, tool.resources(directory, given))

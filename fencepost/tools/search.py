@@ -47,6 +47,13 @@ class GrepInput(WireModel):
     )
 
 
+class SearchOutput(WireModel):
+    """`complete` says that nothing more is there to be found."""
+
+    count: int = Field(ge=0)
+    complete: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """What the process printed. `end` is "all", "limit", "time", or None when it was killed before it was done."""
@@ -192,6 +199,7 @@ def search_tools(seconds: float = SEARCH_SECONDS) -> tuple[Tool[GlobInput], Tool
         resources=_pattern,
         external=lambda directory, given: _glob_place(directory, given).external(is_directory=True),
         idempotent=True,
+        output_model=SearchOutput,
     )
     grep = Tool(
         name="grep",
@@ -205,6 +213,8 @@ def search_tools(seconds: float = SEARCH_SECONDS) -> tuple[Tool[GlobInput], Tool
         run=run_grep,
         resources=_pattern,
         external=_grep_external,
+        opens=lambda directory, given: _grep_place(directory, given).path,
         idempotent=True,
+        output_model=SearchOutput,
     )
     return glob, grep

@@ -9,15 +9,12 @@ from pydantic import Field
 
 from fencepost.domain.tools import TextItem, ToolFailure, ToolOutput
 from fencepost.domain.wire import WireModel
-from fencepost.tools.execution import MAX_BYTES, MAX_LINES, bound_text
 from fencepost.tools.paths import locate
 from fencepost.tools.processes import ProcessResult
 from fencepost.tools.registry import Tool, ToolContext
 
 DEFAULT_TIMEOUT_MS = 120_000
 MAX_TIMEOUT_MS = 600_000
-
-_NOTE_ROOM = 512
 
 
 class BashInput(WireModel):
@@ -26,6 +23,15 @@ class BashInput(WireModel):
         default=None, description="Directory to run in; the working directory of the session when left out."
     )
     timeout: int = Field(default=DEFAULT_TIMEOUT_MS, ge=1, le=MAX_TIMEOUT_MS, description="Time limit in milliseconds.")
+
+
+class BashOutput(WireModel):
+    """`exit_code` is None after a time limit; `size` is that of all output, in bytes, and may exceed what is kept."""
+
+    exit_code: int | None
+    timeout: bool
+    truncated: bool
+    size: int = Field(ge=0, alias="bytes")
 
 
 def _external(directory: str, given: BashInput) -> tuple[str, ...]:
@@ -64,7 +70,7 @@ async def _run(context: ToolContext, given: BashInput) -> ToolOutput:
     except OSError as error:
         raise ToolFailure(f"Cannot run the command in {place.resource}: {error.strerror}") from None
     notes = _notes(result, given.timeout)
-    text = bound_text(result.output.text(), max_lines=MAX_LINES - len(notes), max_bytes=MAX_BYTES - _NOTE_ROOM)
+    text = result.output.text()
     if notes:
         text += ("\n" if text and not text.endswith("\n") else "") + "\n".join(notes)
     structured = {
@@ -88,4 +94,5 @@ BASH = Tool(
     run=_run,
     resources=_command,
     external=_external,
+    output_model=BashOutput,
 )

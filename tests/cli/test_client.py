@@ -87,7 +87,7 @@ async def test_a_prompt_is_followed_to_its_result(opened: Opened) -> None:
         result = await client.result(session.id)
         head = await client.head(session.id)
         text = ""
-        async with aclosing(client.events(session.id)) as events:  # type: ignore[type-var]  # an async generator
+        async with aclosing(client.events(session.id)) as events:
             async for event in events:
                 if isinstance(event, Delta):
                     text += event.text

@@ -63,6 +63,19 @@ def test_the_environment_wins_over_the_file_and_the_file_over_presets(file: Path
     assert settings.agents.keys() == {"build", "plan", "review"}
 
 
+def test_tool_output_is_kept_under_the_home_unless_a_directory_is_given(file: Path, tmp_path: Path) -> None:
+    """A relative directory is one of the current directory, as the home is."""
+    home = {"FENCEPOST_HOME": str(tmp_path)}
+    file.write_text("[tool_output]\nmax_lines = 50\n")
+
+    settings = load_settings(file, home)
+
+    assert settings.tool_output.model_dump(exclude={"directory"}) == {"max_lines": 50, "max_bytes": 51_200, "days": 7}
+    assert settings.tool_output_directory == tmp_path / "tool-output"
+    named = load_settings(file, {**home, "FENCEPOST_TOOL_OUTPUT__DIRECTORY": "kept"})
+    assert named.tool_output_directory == Path.cwd() / "kept"
+
+
 def test_a_provider_can_come_from_the_environment_alone() -> None:
     """Two underscores lead into tables."""
     settings = load_settings(
@@ -109,6 +122,10 @@ def test_rules_of_the_file_count_more_than_the_built_in_ones(file: Path) -> None
         ('database_url = "mysql://u:secret@x"', "database_url", "postgresql://"),
         ('[[permissions]]\naction = "a"\neffect = "no"', "permissions[0].effect", "'allow', 'deny' or 'ask', not 'no'"),
         ('colour = "red"', "colour", "there is no such key; allowed: "),
+        ("[tool_output]\nmax_line = 3", "tool_output.max_line", "max_lines? allowed: days, directory, max_by"),
+        ("[tool_output]\nmax_lines = 3", "tool_output.max_lines", "must be greater than or equal to 10, not 3"),
+        ("[tool_output]\nmax_bytes = 100", "tool_output.max_bytes", "must be greater than or equal to 1024, not 100"),
+        ("[tool_output]\ndays = 0", "tool_output.days", "must be greater than 0, not 0"),
         ("[[[", "not valid TOML", "line 1"),
     ],
 )

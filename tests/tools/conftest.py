@@ -12,6 +12,7 @@ import pytest
 from fencepost.domain.permissions import Rule
 from fencepost.domain.tools import Invocation, TextItem, ToolOutput
 from fencepost.tools.builtin import builtin_registry
+from fencepost.tools.outputs import OutputStore
 from fencepost.tools.processes import Reaper, ShellRunner
 from fencepost.tools.registry import Registry, ToolContext, default_rules
 
@@ -56,10 +57,11 @@ class Workspace:
         self.root = root
         self.runner = runner
         self.registry: Registry = builtin_registry()
+        self.outputs = OutputStore(root.parent / "tool-output")
 
     def context(self, *rules: Rule) -> ToolContext:
         invocation = Invocation("ses_1", "build", "msg_1", "call_1", str(self.root), "ses_1/msg_1/call_1")
-        return ToolContext(invocation, (*default_rules(), *rules), self.runner)
+        return ToolContext(invocation, (*default_rules(), *rules), self.runner, self.outputs)
 
     async def call(self, tool: str, *rules: Rule, **arguments: Any) -> ToolOutput:
         return await self.registry.execute(tool, arguments, self.context(*rules))

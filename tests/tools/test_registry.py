@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +14,10 @@ from pydantic import Field
 
 from fencepost.domain.errors import ConfigurationError
 from fencepost.domain.permissions import Rule
-from fencepost.domain.tools import TextItem, ToolFailure, ToolOutput
+from fencepost.domain.tools import Invocation, TextItem, ToolFailure, ToolOutput
 from fencepost.domain.wire import WireModel
 from fencepost.tools.builtin import builtin_registry
-from fencepost.tools.execution import bound_output, bound_text, clean_arguments
+from fencepost.tools.execution import clean_arguments
 from fencepost.tools.registry import Registry, Tool, ToolContext, default_rules
 from tests.tools.conftest import Workspace, text_of
 
@@ -112,22 +115,102 @@ def test_a_split_pair_of_surrogates_in_arguments_becomes_one_character() -> None
     assert clean_arguments({"a": ["\ud83d\ude00", "\ud83d", "\\u0000"]}) == {"a": ["\U0001f600", "\ufffd", "\\u0000"]}
 
 
-def test_text_within_the_limits_is_unchanged_and_else_keeps_head_and_tail() -> None:
-    assert bound_text("a\n" * 2000) == "a\n" * 2000
-    many = "".join(f"line {number}\n" for number in range(3000))
-    bounded = bound_text(many)
-    assert bounded.startswith("line 0\n")
-    assert bounded.endswith("line 2999\n")
-    assert "truncated: 3000 lines" in bounded
-    assert len(bounded.splitlines()) <= 2000
-    wide = bound_text("ä" * 100_000)
-    assert len(wide.encode()) <= 51_200
-    assert "200000 bytes in total" in wide
+class _Row(WireModel):
+    name: str
+    row_count: int = Field(ge=0)
 
 
-def test_an_output_without_content_is_bounded_as_its_printed_object() -> None:
-    small = ToolOutput(structured={"a": 1})
-    assert bound_output(small) is small
-    large = bound_output(ToolOutput(structured={"a": "x" * 60_000}))
-    assert "truncated" in text_of(large)
-    assert len(large.structured["a"]) == 60_000
+class _Table(WireModel):
+    rows: tuple[_Row, ...] = ()
+    made: datetime | None = None
+
+
+def _declared(structured: dict[str, Any]) -> Registry:
+    output = ToolOutput(structured=structured, content=(TextItem(text="shown"),))
+    return Registry([replace(_tool("a", output), output_model=_Table)])
+
+
+@pytest.mark.conformance("REG-11")
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({}, "someText: Field required"),
+        ({"someText": 5}, "someText: Input should be a valid string"),
+        ({"someText": "x", "count": 0}, "count: Input should be greater than or equal to 1"),
+    ],
+)
+async def test_an_input_of_another_type_names_field_and_reason(
+    workspace: Workspace, arguments: dict[str, Any], reason: str
+) -> None:
+    ran = RuntimeError("it ran")
+    workspace.registry = Registry([_tool("a", ran)])
+    with pytest.raises(ToolFailure) as caught:
+        await workspace.call("a", **arguments)
+    assert caught.value.message == f"Invalid tool input: {reason}"
+
+
+@pytest.mark.conformance("REG-11")
+@pytest.mark.parametrize(
+    ("structured", "reason"),
+    [
+        ({"rows": [{"name": "a"}]}, "rows.0.rowCount: Field required"),
+        ({"rows": [{"name": "a", "rowCount": -1}]}, "rows.0.rowCount: Input should be greater than or equal to 0"),
+        ({"rows": 5}, "rows: Input should be a valid tuple"),
+    ],
+)
+async def test_an_output_of_another_type_names_field_and_reason(
+    workspace: Workspace, structured: dict[str, Any], reason: str
+) -> None:
+    workspace.registry = _declared(structured)
+    with pytest.raises(ToolFailure) as caught:
+        await workspace.call("a", someText="x")
+    assert caught.value.message == f"Invalid tool output: {reason}"
+
+
+@pytest.mark.conformance("REG-11")
+async def test_what_is_no_output_at_all_is_a_failure_of_the_tool(workspace: Workspace) -> None:
+    async def run(context: ToolContext, given: _Input) -> Any:
+        return {"text": "x"}
+
+    workspace.registry = Registry([replace(_tool("a"), run=run)])
+    with pytest.raises(ToolFailure, match=r"^Invalid tool output: should be a ToolOutput, and is of type dict$"):
+        await workspace.call("a", someText="x")
+
+
+@pytest.mark.conformance("REG-10", "REG-11")
+async def test_an_output_is_written_as_its_declared_type(workspace: Workspace) -> None:
+    row = {"name": "a\0", "row_count": "3", "undeclared": 1}
+    workspace.registry = _declared({"rows": [row], "made": datetime(2026, 1, 2, tzinfo=UTC)})
+    output = await workspace.call("a", someText="x")
+    assert output.structured == {"rows": [{"name": "a\ufffd", "rowCount": 3}], "made": "2026-01-02T00:00:00Z"}
+
+
+@pytest.mark.conformance("REG-10")
+async def test_an_output_without_a_declared_type_is_written_as_json(workspace: Workspace) -> None:
+    given: dict[Any, Any] = {
+        "at": datetime(2026, 1, 2, tzinfo=UTC),
+        1: (Path("a"), {2}),
+        "row": _Row(name="a\0", row_count=1),
+    }
+    workspace.registry = Registry([_tool("a", ToolOutput.model_construct(structured=given, content=()))])
+    output = await workspace.call("a", someText="x")
+    assert output.structured == {
+        "at": "2026-01-02T00:00:00Z",
+        "1": ["a", [2]],
+        "row": {"name": "a\ufffd", "rowCount": 1},
+    }
+    json.dumps(output.to_wire())
+
+
+@pytest.mark.conformance("REG-09")
+async def test_a_tool_is_given_the_invocation_as_it_is(workspace: Workspace) -> None:
+    seen: list[ToolContext] = []
+
+    async def run(context: ToolContext, given: _Input) -> ToolOutput:
+        seen.append(context)
+        return ToolOutput()
+
+    workspace.registry = Registry([replace(_tool("a"), run=run)])
+    await workspace.call("a", someText="x")
+    expected = Invocation("ses_1", "build", "msg_1", "call_1", str(workspace.root), "ses_1/msg_1/call_1")
+    assert [context.invocation for context in seen] == [expected]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -17,42 +18,54 @@ from tests.house_kit import HeldTool, House, assert_equal_to_rebuild
 from tests.workflows.conftest import MakeHouse
 
 KINDS = ["text", "reasoning", "tool"]
-WHOLE = "".join(f"{n:03d} " for n in range(32))
-ARGUMENTS = '{"note": "' + WHOLE[:-12] + '"}'
+PIECES = ['{"note": "', *(f"{n:03d} " for n in range(30)), '"}']
+"""What is streamed piece by piece; as a tool's raw input it is JSON."""
 
 
-def whole(kind: str) -> list[Action]:
-    """Give an answer whose part comes in 32 pieces."""
-    answers: dict[str, list[Action]] = {
-        "text": [Say(WHOLE, chunks=32)],
-        "reasoning": [Think(WHOLE, chunks=32), Say("So.")],
-        "tool": [CallTool("hold", ARGUMENTS, id="call_1", split=32)],
-    }
-    return answers[kind]
+def fragment(text: str, *, first: bool = False) -> Raw:
+    """Give one network chunk with a piece of a tool call's arguments."""
+    function: dict[str, Any] = {"arguments": text}
+    call: dict[str, Any] = {"index": 0, "function": function}
+    if first:
+        call |= {"id": "call_1", "type": "function"}
+        function["name"] = "hold"
+    chunk = {"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}
+    return Raw(f"data: {json.dumps(chunk)}\n\n".encode())
+
+
+def whole(kind: str, gates: list[Gate]) -> list[Action]:
+    """Give an answer whose part comes in pieces, each after the gate of the one before."""
+    made: list[Action] = []
+    for number, (piece, gate) in enumerate(zip(PIECES, gates, strict=True)):
+        pieces: dict[str, Action] = {
+            "text": Say(piece, chunks=1),
+            "reasoning": Think(piece, chunks=1),
+            "tool": fragment(piece, first=number == 0),
+        }
+        made += [pieces[kind], Pause(gate)]
+    return made
 
 
 def partial(kind: str) -> list[Action]:
     """Give the beginning of an answer that stops inside the part."""
-    fragment = (
-        b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"call_1","type":"function",'
-        b'"function":{"name":"hold","arguments":"{\\"note\\": \\"half"}}]}}]}\n\n'
-    )
     answers: dict[str, list[Action]] = {
         "text": [Say("half of it", chunks=1)],
         "reasoning": [Think("half of it", chunks=1)],
-        "tool": [Raw(fragment)],
+        "tool": [fragment('{"note": "half', first=True)],
     }
     return answers[kind]
 
 
-async def watch(house: House, session_id: str) -> list[StoredEvent | Delta]:
-    """Follow a session until its first step has ended."""
+async def watch(house: House, session_id: str, kind: str, gates: list[Gate]) -> list[Delta]:
+    """Follow a session until its first step has ended, and let the next piece come when one was seen."""
     listener = Listener(house.services.database)
-    seen: list[StoredEvent | Delta] = []
+    seen: list[Delta] = []
     try:
         async for item in follow(house.services.database, listener, session_id):
-            seen.append(item)
-            if isinstance(item, StoredEvent) and item.type == "session.next.step.ended.2":
+            if isinstance(item, Delta) and item.kind == kind:
+                seen.append(item)
+                gates[min(len(seen), len(gates)) - 1].release()
+            elif isinstance(item, StoredEvent) and item.type == "session.next.step.ended.2":
                 break
     finally:
         await listener.close()
@@ -70,22 +83,17 @@ async def shown(house: House, session_id: str) -> AssistantMessage:
 async def test_deltas_are_live_and_never_stored(house: MakeHouse, kind: str) -> None:
     tool = HeldTool()
     tool.gate.set()
-    # Nothing gathers, so each piece is a delta of its own; the pace lets the reader keep up with them.
-    slow = [_slowly(action) for action in whole(kind)]
-    h = await house(
-        lambda body: slow if len(body["messages"]) < 4 else [Say("End.")],
-        registry=tool.registry,
-        limits={"live_seconds": 0},
-    )
+    gates = [Gate() for _ in PIECES]
+    script = whole(kind, gates)
+    h = await house(lambda body: script if len(body["messages"]) < 4 else [Say("End.")], registry=tool.registry)
     session_id = h.new_id()
-    watching = asyncio.create_task(watch(h, session_id))
+    watching = asyncio.create_task(watch(h, session_id, kind, gates))
     handle = await h.start(session_id, "Go.")
-    seen = await watching
+    deltas = await watching
     await handle.result()
 
-    deltas = [item for item in seen if isinstance(item, Delta) and item.kind == kind]
+    assert [delta.text for delta in deltas] == PIECES
     assert len(deltas) == 32
-    assert "".join(delta.text for delta in deltas) == (ARGUMENTS if kind == "tool" else WHOLE)
     types = await h.types(session_id)
     assert not [name for name in types if "delta" in name]
     started, ended = {
@@ -96,15 +104,6 @@ async def test_deltas_are_live_and_never_stored(house: MakeHouse, kind: str) -> 
     first_step = types[: types.index("session.next.step.ended.2")]
     assert (first_step.count(started), first_step.count(ended)) == (1, 1)
     await assert_equal_to_rebuild(h, session_id)
-
-
-def _slowly(action: Action) -> Action:
-    if isinstance(action, Say):
-        return Say(action.text, action.chunks, delay=0.02)
-    if isinstance(action, Think):
-        return Think(action.text, action.chunks, delay=0.02)
-    assert isinstance(action, CallTool)
-    return CallTool(action.name, action.arguments, action.id, action.split, delay=0.02)
 
 
 def _check_closed(kind: str, message: AssistantMessage) -> None:

@@ -1,0 +1,224 @@
+"""The workflow runs of sessions, as a client of Temporal sees them: outages waited out, failures as our errors."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import Client as TemporalClient
+from temporalio.client import (
+    WithStartWorkflowOperation,
+    WorkflowExecutionStatus,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowQueryFailedError,
+    WorkflowUpdateFailedError,
+    WorkflowUpdateRPCTimeoutOrCancelledError,
+)
+from temporalio.common import WorkflowIDConflictPolicy
+from temporalio.exceptions import ApplicationError, CancelledError, TerminatedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from fencepost.domain import contracts, errors
+from fencepost.domain.contracts import Status, TurnResult
+from fencepost.domain.errors import FencepostError, UnavailableError
+
+Result = TypeVar("Result")
+
+_AGAIN_SECONDS = 1.0
+_TRIES = 5
+# A worker's poll lasts a minute at most, so one that was seen before that is gone.
+_POLL_SECONDS = 70
+_ANSWER = timedelta(seconds=3)
+_AWAY = frozenset(
+    {
+        RPCStatusCode.ABORTED,
+        RPCStatusCode.CANCELLED,
+        RPCStatusCode.DEADLINE_EXCEEDED,
+        RPCStatusCode.RESOURCE_EXHAUSTED,
+        RPCStatusCode.UNAVAILABLE,
+        RPCStatusCode.UNKNOWN,
+    }
+)
+
+
+class Runs:
+    """The runs of sessions on one Temporal server; a run's workflow id is its session's id."""
+
+    def __init__(self, temporal: TemporalClient) -> None:
+        self._temporal = temporal
+
+    async def update(
+        self,
+        session_id: str,
+        task_queue: str,
+        name: str,
+        arguments: list[Any],
+        update_id: str,
+        start: dict[str, Any],
+        result_type: type[Result],
+    ) -> Result:
+        """Send an update, starting the run it is for; again under the same id when Temporal was away."""
+
+        async def send() -> Result:
+            operation: WithStartWorkflowOperation[Any, Any] = WithStartWorkflowOperation(
+                contracts.SESSION_TURN,
+                start,
+                id=session_id,
+                task_queue=task_queue,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            )
+            answer: Result = await self._temporal.execute_update_with_start_workflow(
+                name, args=arguments, start_workflow_operation=operation, id=update_id, result_type=result_type
+            )
+            return answer
+
+        for _ in range(_TRIES):
+            try:
+                return await _through_outages(send)
+            except WorkflowUpdateFailedError as error:
+                refused = _refusal(error.cause)
+                if refused is not None:
+                    raise refused from error
+                # The run ended before it came to the update. Either its own failure says why, or the next run does it.
+                await self.result(session_id)
+        raise UnavailableError(f"{name}: runs of session {session_id} end before they answer: try again")
+
+    async def wake(self, session_id: str, task_queue: str) -> None:
+        """Tell the session's run to look at the inbox, starting one where none is open."""
+
+        async def send() -> None:
+            await self._temporal.start_workflow(
+                contracts.SESSION_TURN,
+                {},
+                id=session_id,
+                task_queue=task_queue,
+                start_signal=contracts.SIGNAL_WAKE,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            )
+
+        await _through_outages(send)
+
+    async def signal(self, session_id: str, name: str, payload: Any) -> bool:
+        """Signal the session's open run; False when there is none."""
+        handle = self._handle(session_id)
+        try:
+            await _through_outages(lambda: handle.signal(name, payload))
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return False
+        return True
+
+    async def result(self, session_id: str) -> TurnResult | None:
+        """Wait until the session's open run has ended, and give how; else how the last one ended, None without any.
+
+        Raises what a worker refused the run for.
+        """
+        handle = self._handle(session_id)
+        try:
+            return await _through_outages(handle.result)
+        except WorkflowFailureError as error:
+            return _ended(session_id, error)
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return None
+
+    async def status(self, session_id: str) -> Status:
+        """Give what the session's open run does now. Raises UnavailableError when no worker answers in time."""
+        handle = self._handle(session_id)
+        try:
+            described = await handle.describe(rpc_timeout=_ANSWER)
+            if described.status != WorkflowExecutionStatus.RUNNING:
+                return Status(session_id=session_id, phase="idle")
+            status: Status = await handle.query(contracts.QUERY_STATUS, result_type=Status, rpc_timeout=_ANSWER)
+        except RPCError as error:
+            if error.status == RPCStatusCode.NOT_FOUND:
+                return Status(session_id=session_id, phase="idle")
+            raise UnavailableError(f"session {session_id} does not say what it does: {error.message}") from error
+        except WorkflowQueryFailedError as error:
+            raise UnavailableError(f"session {session_id} does not say what it does: {error}") from error
+        return status
+
+    async def open_queue(self, session_id: str) -> str | None:
+        """Give the task queue of the session's open run, None when it is idle."""
+        handle = self._handle(session_id)
+        try:
+            described = await _through_outages(handle.describe)
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise
+            return None
+        return described.task_queue if described.status == WorkflowExecutionStatus.RUNNING else None
+
+    async def is_served(self, task_queue: str) -> bool:
+        """Say whether a worker has asked for work on the task queue within the last minute."""
+        request = DescribeTaskQueueRequest(
+            namespace=self._temporal.namespace,
+            task_queue=TaskQueue(name=task_queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+        )
+        answer = await _through_outages(lambda: self._temporal.workflow_service.describe_task_queue(request))
+        return any(time.time() - each.last_access_time.seconds < _POLL_SECONDS for each in answer.pollers)
+
+    async def ping(self) -> None:
+        """Ask Temporal for a sign of life. Raises UnavailableError."""
+        try:
+            await self._temporal.service_client.check_health(retry=False, timeout=_ANSWER)
+        except RPCError as error:
+            where = self._temporal.service_client.config.target_host
+            raise UnavailableError(f"Temporal at {where} cannot be reached ({error.message})") from error
+
+    def _handle(self, session_id: str) -> WorkflowHandle[Any, TurnResult]:
+        return self._temporal.get_workflow_handle(session_id, result_type=TurnResult)
+
+
+async def _through_outages(call: Callable[[], Awaitable[Result]]) -> Result:
+    while True:
+        try:
+            return await call()
+        except WorkflowUpdateRPCTimeoutOrCancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise asyncio.CancelledError from None
+        except RPCError as error:
+            if error.status not in _AWAY:
+                raise
+        await asyncio.sleep(_AGAIN_SECONDS)
+
+
+def _kinds(root: type[FencepostError]) -> dict[str, type[FencepostError]]:
+    found = {root.code: root}
+    for kind in root.__subclasses__():
+        found |= _kinds(kind)
+    return found
+
+
+def _refusal(cause: BaseException | None) -> FencepostError | None:
+    """Give the error that a worker raised, as it was there; None for a failure that is not one of ours."""
+    if not isinstance(cause, ApplicationError):
+        return None
+    kind = _kinds(FencepostError).get(cause.type or "")
+    if kind is None or kind is errors.ProviderError:
+        return None
+    return kind(cause.message)
+
+
+def _ended(session_id: str, failure: WorkflowFailureError) -> TurnResult:
+    """Give the result of a run that ended otherwise than by returning one. Raises what it was refused for."""
+    cause = failure.cause
+    refused = _refusal(cause)
+    if refused is not None:
+        raise refused from failure
+    if isinstance(cause, CancelledError):
+        return TurnResult(session_id=session_id, outcome="interrupted", error="the workflow was cancelled")
+    if isinstance(cause, TerminatedError):
+        return TurnResult(session_id=session_id, outcome="interrupted", error="the workflow was terminated")
+    return TurnResult(session_id=session_id, outcome="failed", error=str(cause) or str(failure))
