@@ -50,7 +50,9 @@ class LimitsConfig(Configured):
         validate_default=True,
         description="how often an activity says that it lives; an interrupt reaches it with the answer",
     )
-    max_continuations: int = Field(default=3, ge=0, description="how often one turn goes on after a cut answer")
+    max_continuations: int = Field(
+        default=3, ge=0, description="how often a turn goes on after one cut answer upon another"
+    )
     max_provider_attempts: int = Field(default=5, ge=1, description="requests for one step while nothing was shown")
     max_recovery_attempts: int = Field(default=5, ge=1, description="recoveries of one turn before it is put aside")
     provider_timeout_seconds: float = Field(default=3600, gt=0, description="the longest model call")

@@ -153,7 +153,7 @@ class Work:
         stop = self._stop
         claim = await self._claim(reason, force=force)
         if claim.token is not None:
-            return await self._run_turns(claim, claim.token, force=force or self._joined())
+            return await self._run_turns(claim, claim.token, force=self._joined() or force)
         if claim.exhausted:
             self._end_turn("failed")
             self.progress.error = "the turn was cut off too often, and was given up: send a prompt to go on"

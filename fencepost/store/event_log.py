@@ -147,7 +147,7 @@ async def read_after(
         .limit(1)
         .scalar_subquery()
     )
-    wanted = (events.c.aggregate_id == session_id) & (events.c.seq > after)
+    wanted = events.c.aggregate_id == session_id
     if types is not None:
         # Moves that are not wanted are read all the same, for the places of what comes after them.
         wanted &= events.c.type.in_([*types, *_PLACING])

@@ -7,7 +7,8 @@ of archiving and compacting.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,11 +17,14 @@ from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from fencepost.domain.errors import NotFoundError
 from fencepost.store import event_log, tables
 from fencepost.store.engine import Database
 from fencepost.store.projector import Projection
 
 _CHUNK = 500
+# So few that nobody waits long for their logs, so many that the temporary tables cost little.
+_TOGETHER = 20
 _SCRATCH = (tables.project, tables.workspace, tables.session, tables.session_message, tables.session_input)
 _KEYS = ((tables.session, "id"), (tables.session_message, "session_id"), (tables.session_input, "session_id"))
 _NOT_PROJECTED = frozenset({"time_archived", "time_compacting", "wake_pending", "wake_attempts"})
@@ -106,19 +110,31 @@ def _with_wake(row: dict[str, Any], before: dict[str, Any] | None) -> dict[str, 
     return {**row, "wake_pending": before["wake_pending"], "wake_attempts": before["wake_attempts"]}
 
 
-async def rebuild_all(database: Database) -> AsyncIterator[tuple[str, list[Difference]]]:
-    """Rebuild the projection of every session, one transaction each; gives each session with what was different."""
+async def rebuild_all(database: Database) -> AsyncGenerator[tuple[str, list[Difference]]]:
+    """Rebuild the projection of every session, a few in one transaction; gives each session with what was different.
+
+    A session that is deleted meanwhile is left out. Raises what `differences` raises; what was given before that stays
+    rebuilt.
+    """
     sequence = tables.event_sequence
     after = ""
     while True:
         async with database.read() as conn:
             page = select(sequence.c.aggregate_id).where(sequence.c.aggregate_id > after, sequence.c.seq >= 0)
-            ids = list((await conn.execute(page.order_by(sequence.c.aggregate_id).limit(_CHUNK))).scalars())
+            ids = list((await conn.execute(page.order_by(sequence.c.aggregate_id).limit(_TOGETHER))).scalars())
         if not ids:
             return
-        for session_id in ids:
-            yield session_id, await database.transact(partial(rebuild, session_id=session_id))
+        for found in await database.transact(partial(_rebuild_some, ids=ids)):
+            yield found
         after = ids[-1]
+
+
+async def _rebuild_some(conn: AsyncConnection, ids: list[str]) -> list[tuple[str, list[Difference]]]:
+    found = []
+    for session_id in ids:
+        with suppress(NotFoundError):
+            found.append((session_id, await rebuild(conn, session_id)))
+    return found
 
 
 async def _both(conn: AsyncConnection, session_id: str) -> _Sides:
@@ -161,7 +177,9 @@ async def _make_scratch(conn: AsyncConnection) -> str:
     for table in _SCRATCH:
         like = f"(LIKE {quoted}.{table.name} INCLUDING ALL)"
         await conn.execute(text(f"CREATE TEMPORARY TABLE IF NOT EXISTS {table.name} {like} ON COMMIT DROP"))
-        await conn.execute(text(f"TRUNCATE pg_temp.{table.name}"))
+    await _look_at(conn, "pg_temp")
+    for table in _SCRATCH:  # of the session before, in the same transaction
+        await conn.execute(delete(table))
     return home
 
 

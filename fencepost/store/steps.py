@@ -354,7 +354,10 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     continued = limit is not None and done.continuations < limit
     if continued:
         await record_continuation(conn, token.session_id, execution, assistant, head.now)
-    await ledger.move(conn, done, step, "settled", head.now, results={**done.results, "continued": continued})
+    # Only cuts without a step between them count against the limit: a long turn may live through many deployments.
+    changes: dict[str, Any] = {"continuations": 0} if isinstance(terminal, events.StepEnded) else {}
+    results = {**done.results, "continued": continued}
+    await ledger.move(conn, done, step, "settled", head.now, results=results, **changes)
     return continued
 
 

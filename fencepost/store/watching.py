@@ -111,8 +111,9 @@ async def _moved(database: Database, heads: _Heads) -> dict[str, int]:
     async with database.read() as conn:
         rows = (await conn.execute(statement)).all()
     if heads.only is None:
-        # Sessions that were deleted are forgotten.
-        heads.read = {row.aggregate_id: heads.read[row.aggregate_id] for row in rows if row.aggregate_id in heads.read}
+        # Sessions that were deleted are forgotten, also when a shorter log has the id by now.
+        known = ((row.aggregate_id, row.seq, heads.read.get(row.aggregate_id, -1)) for row in rows)
+        heads.read = {session_id: read for session_id, seq, read in known if -1 < read <= seq}
     return {row.aggregate_id: row.seq for row in rows if row.seq > heads.read.get(row.aggregate_id, -1)}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 from sqlalchemy import delete, insert, update
@@ -11,6 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.errors import NotFoundError
 from fencepost.store import rebuild, sessions, tables
+from fencepost.store.engine import Database
 from fencepost.store.rebuild import Difference
 from tests.store.kit import StoreKit
 from tests.store.test_replay import _reverts, _surroundings, _turns
@@ -99,17 +99,21 @@ async def test_a_session_whose_rows_are_gone_is_made_again(store: StoreKit, sess
     assert (row["promoted_seq"], row["wake_pending"]) == (None, False)
 
 
-async def test_every_session_can_be_rebuilt(store: StoreKit) -> None:
-    """Each for itself, and each is told with what was wrong."""
-    good, bad = await store.new_session(), await store.new_session()
+async def test_every_session_can_be_rebuilt(database_url: str) -> None:
+    """Each is told with what was wrong, however many there are."""
+    database = Database(database_url, pool_size=2)
+    store = StoreKit(database)
+    made = [await store.new_session() for _ in range(45)]
+    bad = made[30]
     titled = update(tables.session).where(tables.session.c.id == bad).values(title="forged")
     await store.do(lambda conn: conn.execute(titled))
 
-    found: dict[str, Any] = {}
-    async for session_id, differences in rebuild.rebuild_all(store.database):
-        found[session_id] = differences
-    assert found[good] == []
-    assert [one.column for one in found[bad]] == ["title"]
+    found: dict[str, list[str | None]] = {}
+    async for session_id, differences in rebuild.rebuild_all(database):
+        found[session_id] = [one.column for one in differences]
+    assert found == {session_id: ["title"] if session_id == bad else [] for session_id in made}
+    assert await store.do(rebuild.differences, bad) == []
+    await database.close()
 
 
 async def test_appends_wait_while_a_session_is_rebuilt(store: StoreKit, session_id: str) -> None:

@@ -374,3 +374,18 @@ async def test_a_stop_between_two_steps_names_no_message(store: StoreKit, sessio
 
     assert "assistantMessageID" not in (await store.events(session_id))[-1].data
     assert await store.assistant(session_id) == answer
+
+
+async def test_a_step_that_ends_well_sets_the_count_of_continuations_back(store: StoreKit, session_id: str) -> None:
+    """A long turn that meets one lost worker after another is not given up while it gets on."""
+    work = await store.begin(session_id)
+    await work.say("half")
+    await store.claim(token_of(session_id, ordinal=2), max_continuations=1)
+    token = token_of(session_id, ordinal=2)
+    await store.prepare(token)
+    again = await store.request(token)
+    await again.publish(again.started(), *again.called("call_1"))
+    await again.settle()
+
+    await store.claim(token_of(session_id, ordinal=3), max_continuations=1)
+    assert (await store.row_of_ledger(token_of(session_id, ordinal=3)))["continuations"] == 1

@@ -150,20 +150,21 @@ async def test_a_resume_joins_the_turn_that_runs(house: MakeHouse) -> None:
     await assert_replays(h, session_id)
 
 
-async def test_a_resume_that_comes_during_the_claim_joins_the_turn(house: MakeHouse) -> None:
+@pytest.mark.parametrize("forced", [False, True])
+async def test_a_resume_that_comes_during_the_claim_joins_the_turn(house: MakeHouse, forced: bool) -> None:
     """It is no second turn: the model is asked once."""
     h = await house([[Say("Once.")]])
     session_id = h.new_id()
-    asking: list[asyncio.Task[TurnResult]] = []
+    await h.prompt(session_id, "Go.", resume=False)
+    await h.ended(session_id)
     handle = h.client.get_workflow_handle(session_id)
-
-    async def resume() -> None:
-        asking.append(asyncio.create_task(handle.execute_update("resume", result_type=TurnResult)))
-
-    with During(h, "_claim", resume):
-        await h.start(session_id, "Go.")
-        result = await h.ended(session_id)
-    answer = await asking[0]
+    with Outage(h, "_claim") as outage:
+        starting = asyncio.create_task(resume(h, session_id) if forced else h.start(session_id))
+        await outage.felt.wait()
+        again = asyncio.create_task(handle.execute_update("resume", result_type=TurnResult))
+        await in_phase(handle, "waiting")
+    result, answer = await h.ended(session_id), await again
+    await starting
 
     assert (result.outcome, answer.outcome) == ("done", "done")
     assert len(h.provider.requests) == 1
