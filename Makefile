@@ -22,7 +22,7 @@ demo: $(STAMP) ## run the demonstration (MODEL=provider/model and BASE_URL=... c
 
 .PHONY: test
 test: $(STAMP) ## run the whole test suite against real servers (ARGS=... goes to pytest)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 .PHONY: check
 check: $(STAMP) ## lint, format, types, import rules, house rules

@@ -32,12 +32,17 @@ class ConformanceReport:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
         report: pytest.TestReport = yield  # type: ignore[assignment]
-        ids = {str(one) for mark in item.iter_markers(MARK) for one in mark.args}
+        # Properties travel with the report when tests run in several processes.
+        report.user_properties += [(MARK, str(one)) for mark in item.iter_markers(MARK) for one in mark.args]
+        return report  # type: ignore[return-value]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Take in how a test went, in whichever process it ran."""
+        ids = {str(value) for name, value in report.user_properties if name == MARK}
         if report.failed:
             self._failed |= ids
         elif report.when == "call" and report.passed:
             self._passed |= ids
-        return report  # type: ignore[return-value]
 
     def lines(self) -> list[str]:
         """Give the totals, one milestone a part, and the ids whose tests failed."""

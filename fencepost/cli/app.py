@@ -185,6 +185,18 @@ def check(context: typer.Context, config: Config = None, debug: Debug = False) -
     _start(context, config, debug, work)
 
 
+@database.command()
+def rebuild(context: typer.Context, config: Config = None, debug: Debug = False) -> None:
+    """Make the projection anew from the event log, and say what was different."""
+
+    def work(file: Path | None) -> Callable[[Any], Coroutine[Any, Any, int]]:
+        from fencepost.cli import database as command  # noqa: PLC0415
+
+        return lambda signals: command.rebuild(file, signals)
+
+    _start(context, config, debug, work)
+
+
 def run_command_line() -> NoReturn:
     """Run the command line of this process. A wrong one is one line and exit code 2."""
     from fencepost.cli import terminal  # noqa: PLC0415

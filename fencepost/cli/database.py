@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
 from fencepost.cli import terminal
@@ -14,6 +14,7 @@ from fencepost.config import load_settings
 from fencepost.local import LocalStack
 from fencepost.store import migrate
 from fencepost.store.engine import Database
+from fencepost.store.rebuild import rebuild_all
 
 
 @asynccontextmanager
@@ -45,4 +46,24 @@ async def check(config: Path | None, signals: Signals) -> int:
         finally:
             await database.close()
     terminal.out(f"the database is at migration {migrate.wanted_version()}, as it should be")
+    return OK
+
+
+async def rebuild(config: Path | None, signals: Signals) -> int:
+    """Make every session's projection anew from its log; wakes, ownership and the ledger stay as they are."""
+    del signals
+    sessions = different = 0
+    async with _address(config) as address:
+        database = Database(address, pool_size=2)
+        try:
+            await migrate.check(database)
+            async with aclosing(rebuild_all(database)) as rebuilt:
+                async for session_id, found in rebuilt:
+                    sessions += 1
+                    different += bool(found)
+                    if found:
+                        terminal.out(f"{session_id}: {len(found)} rows were different")
+        finally:
+            await database.close()
+    terminal.out(f"{sessions} sessions rebuilt from their logs, {different} of them were different")
     return OK

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 from fencepost.cli.entry import FAILED, INTERRUPTED, OK, Signals
 from fencepost.cli.render import JsonLines, Screen
 from fencepost.client import Client
 from fencepost.domain.contracts import SessionInput, TurnResult
-from fencepost.domain.errors import UnavailableError
+from fencepost.domain.errors import NotFoundError, UnavailableError
 from fencepost.domain.events import StepEnded, StepFailed, StepInterrupted
 from fencepost.store.event_log import StoredEvent
 
@@ -144,7 +145,8 @@ class TurnView:
     async def _keep_interrupting(self) -> None:
         # Again until it is seen: a signal that comes before the turn has begun finds nothing to stop.
         while self._settled is None or self._settled.type != StepInterrupted.stored_type():
-            await self._client.interrupt(self._session_id, "by the user", after=self._seen)
+            with suppress(NotFoundError):  # its first prompt is on the way
+                await self._client.interrupt(self._session_id, "by the user", after=self._seen)
             await asyncio.sleep(_INTERRUPT_SECONDS)
 
 

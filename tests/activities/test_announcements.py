@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ from activities.inbox import InboxActivities
 from activities.publisher import StepPublisher
 from fencepost.domain import stream as s
 from fencepost.domain.contracts import AdmitInput, Plan, PromptInput, StreamInput
-from fencepost.domain.errors import OwnershipLostError
+from fencepost.domain.errors import OwnershipLostError, UnavailableError
 from fencepost.domain.ids import fresh_id
 from fencepost.services import Services
 from fencepost.store import event_log
+from fencepost.store.engine import Database
 from fencepost.store.live import Announcer, Notice, channel_of, listen_url
 from tests.house_kit import house_settings
 from tests.store.kit import MODEL, StoreKit, Work, token_of
@@ -148,6 +149,29 @@ async def test_an_append_that_fails_is_not_announced(told: Told) -> None:
     assert await told.ear.silent()
     await told.admit("fine")
     assert await told.ear.next() == Notice.look()
+
+
+@pytest.mark.conformance("LOG-11")
+async def test_a_channel_that_cannot_be_reached_undoes_and_delays_nothing(told: Told) -> None:
+    """Admissions and a stream go on as ever; what they would have told is dropped."""
+    broken = Announcer(Database("postgresql://nobody@127.0.0.1:9/none", pool_size=1))
+    await broken.start()
+    told.services = replace(told.services, announcer=broken)
+    work = await told.store.begin(told.session_id)
+    publisher = told.publisher(work)
+    publisher.take(s.TextStart("t1"))
+    for n in range(3):
+        publisher.take(s.TextDelta("t1", f"{n} "))
+        await told.admit(str(n))
+        with pytest.raises(UnavailableError):
+            await broken._database.ping()
+    await publisher.close_parts()
+
+    types = await told.store.types(told.session_id)
+    assert types.count("prompt.admitted") == 4
+    assert types.count("text.ended") == 1
+    assert await told.ear.silent()
+    await broken.close()
 
 
 @pytest.mark.conformance("LOG-15")
