@@ -48,8 +48,8 @@ def test_a_derived_id_stands_for_its_parts() -> None:
 @pytest.mark.parametrize(
     ("text", "session", "message"),
     [
-        (fresh_id("ses"), True, False),
-        (fresh_id("msg"), False, True),
+        pytest.param(fresh_id("ses"), True, False, id="fresh session"),
+        pytest.param(fresh_id("msg"), False, True, id="fresh message"),
         (derived_id("msg", "anything"), False, True),
         ("ses-my-own_1", True, False),
         ("msg_" + "a" * 59, False, True),
