@@ -72,6 +72,7 @@ class During:
         del self._database.transact
 
 
+@pytest.mark.conformance("RUN-49", "RUN-50")
 async def test_a_steer_is_seen_at_the_next_step_and_a_queued_input_after_the_turn(house: MakeHouse) -> None:
     tool, gate = HeldTool(), Gate()
     tool.gate.set()
@@ -94,6 +95,7 @@ async def test_a_steer_is_seen_at_the_next_step_and_a_queued_input_after_the_tur
     await assert_equal_to_rebuild(h, session_id)
 
 
+@pytest.mark.conformance("RUN-51")
 @pytest.mark.parametrize("old", [False, True], ids=["one run", "continued as new"])
 async def test_queued_inputs_are_answered_one_in_a_turn_in_their_order(house: MakeHouse, old: bool) -> None:
     gate = Gate()
@@ -116,6 +118,69 @@ async def test_queued_inputs_are_answered_one_in_a_turn_in_their_order(house: Ma
     assert [rejection.signal for rejection in status.rejected] == ["steer"]
     assert (await assert_replays(h, session_id) > 1) is old
     await assert_equal_to_rebuild(h, session_id)
+
+
+@pytest.mark.conformance("RUN-52", "RUN-53", "RUN-54")
+async def test_steers_go_together_and_before_queued_input_that_waits(house: MakeHouse) -> None:
+    """What came during one answer is sorted out at its end, without another call of the client."""
+    first, second = Gate(), Gate()
+    replies: list[list[Action]] = [
+        [Say("0"), Pause(first)],
+        [Say("1")],
+        [Say("2"), Pause(second)],
+        [Say("3")],
+        [Say("4")],
+    ]
+    h = await house(replies)
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    await first.reached()
+    await handle.signal("queue", {"text": "Later."})
+    await handle.signal("queue", {"text": "Last."})
+    await h.prompt(session_id, "Steer.")
+    first.release()
+    await second.reached()
+    await h.prompt(session_id, "And this.")
+    await h.prompt(session_id, "And that.")
+    second.release()
+    await h.ended(session_id)
+
+    seen: list[list[str]] = []
+    for body in h.provider.requests:
+        seen.append(asked(body)[sum(map(len, seen)) :])
+    assert seen == [["Go."], ["Steer."], ["Later."], ["And this.", "And that."], ["Last."]]
+    # An empty wake after that asks the model nothing.
+    again = await h.start(session_id)
+    assert (await again.result())["outcome"] == "idle"
+    assert len(h.provider.requests) == 5
+
+
+@pytest.mark.conformance("RUN-56")
+async def test_a_wake_of_an_idle_session_starts_with_its_first_queued_input(house: MakeHouse) -> None:
+    h = await house([[Say("1")], [Say("2")]])
+    session_id = h.new_id()
+    for text in ("First.", "Second."):
+        await h.prompt(session_id, text, delivery="queue", resume=False)
+        await h.ended(session_id)
+    assert h.provider.requests == []
+    await h.client.start_workflow(SESSION_TURN, {}, id=session_id, task_queue=h.task_queue, start_signal="wake")
+    await h.ended(session_id)
+
+    assert [asked(body) for body in h.provider.requests] == [["First."], ["First.", "Second."]]
+
+
+@pytest.mark.conformance("RUN-05")
+async def test_sessions_do_not_wait_for_one_another(house: MakeHouse) -> None:
+    gate = Gate()
+    h = await house(lambda body: [Pause(gate), Say("Done.")])
+    ids = [h.new_id(), h.new_id()]
+    handles = [await h.start(session_id, "Go.") for session_id in ids]
+    await h.provider.received(2)  # both are held, so both are in flight
+    gate.release()
+    for handle in handles:
+        await handle.result()
+
+    assert {body["prompt_cache_key"] for body in h.provider.requests} == set(ids)
 
 
 async def test_prompts_sent_at_once_all_get_a_receipt_and_are_answered_once(house: MakeHouse) -> None:
