@@ -221,10 +221,3 @@ def decode_message(id: str, type: str, data: Mapping[str, Any]) -> Message:
         return _MESSAGE.validate_python({**data, "id": id, "type": type})
     except ValidationError as error:
         raise MessageDecodeError(f"message {id} cannot be read: {error.errors()[0]['msg']}") from error
-
-
-def encode_message(message: Message) -> JsonObject:
-    """Give the data of a message's row: everything but `id` and `type`."""
-    wire = message.to_wire()
-    del wire["id"], wire["type"]
-    return wire

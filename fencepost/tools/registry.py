@@ -66,17 +66,6 @@ class Tool(Generic[Input]):
     output_model: type[BaseModel] | None = None
 
 
-def default_rules() -> tuple[Rule, ...]:
-    """Give the rules that come before an agent's own: all is allowed, except paths outside and secrets of dotenv."""
-    return (
-        Rule(action="*", resource="*", effect="allow"),
-        Rule(action=EXTERNAL_DIRECTORY, resource="*", effect="ask"),
-        Rule(action="read", resource="*.env", effect="ask"),
-        Rule(action="read", resource="*.env.*", effect="ask"),
-        Rule(action="read", resource="*.env.example", effect="allow"),
-    )
-
-
 def check_permission(rules: Sequence[Rule], action: str, resources: Iterable[str]) -> None:
     """Return when the rules allow the action on every resource; else raise ToolFailure that names the resource, the
     rule that decided, and what to do. A rule that asks counts as one that denies: there is nobody to ask yet."""

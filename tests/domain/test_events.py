@@ -9,7 +9,7 @@ import pytest
 from fencepost.domain import events
 from fencepost.domain.errors import InvalidDurableEventError, MessageDecodeError
 from fencepost.domain.events import MANIFEST, decode_event
-from fencepost.domain.messages import AssistantMessage, CompletedTool, ToolPart, decode_message, encode_message
+from fencepost.domain.messages import AssistantMessage, CompletedTool, ToolPart, decode_message
 from fencepost.domain.projection import update_assistant
 from fencepost.domain.tools import TextItem
 
@@ -78,7 +78,7 @@ def test_a_message_is_written_as_it_is_read() -> None:
     """Without what its row has in columns; one that does not fit is named."""
     data = {"text": "hi", "time": {"created": 1}}
 
-    assert encode_message(decode_message("msg_1", "user", data)) == data
+    assert decode_message("msg_1", "user", data).to_wire() == {"id": "msg_1", "type": "user", **data}
     for kind, wrong in (("user", {"time": {"created": 1}}), ("unknown", data)):
         with pytest.raises(MessageDecodeError, match="msg_1"):
             decode_message("msg_1", kind, wrong)

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from fencepost.config import Settings
 from fencepost.domain.permissions import Rule
 from fencepost.domain.tools import Invocation, TextItem, ToolOutput
 from fencepost.tools.builtin import builtin_registry
 from fencepost.tools.outputs import OutputStore
 from fencepost.tools.processes import Reaper, ShellRunner
-from fencepost.tools.registry import Registry, ToolContext, default_rules
+from fencepost.tools.registry import Registry, ToolContext
 
 ALLOW_OUTSIDE = Rule(action="external_directory", resource="*", effect="allow")
 
@@ -61,7 +62,7 @@ class Workspace:
 
     def context(self, *rules: Rule) -> ToolContext:
         invocation = Invocation("ses_1", "build", "msg_1", "call_1", str(self.root), "ses_1/msg_1/call_1")
-        return ToolContext(invocation, (*default_rules(), *rules), self.runner, self.outputs)
+        return ToolContext(invocation, (*Settings().permissions, *rules), self.runner, self.outputs)
 
     async def call(self, tool: str, *rules: Rule, **arguments: Any) -> ToolOutput:
         return await self.registry.execute(tool, arguments, self.context(*rules))

@@ -12,14 +12,17 @@ from typing import Any
 import pytest
 from pydantic import Field
 
+from fencepost.config import Settings
 from fencepost.domain.errors import ConfigurationError
 from fencepost.domain.permissions import Rule
 from fencepost.domain.tools import Invocation, TextItem, ToolFailure, ToolOutput
 from fencepost.domain.wire import WireModel
 from fencepost.tools.builtin import builtin_registry
 from fencepost.tools.execution import clean_arguments
-from fencepost.tools.registry import Registry, Tool, ToolContext, default_rules
+from fencepost.tools.registry import Registry, Tool, ToolContext
 from tests.tools.conftest import Workspace, text_of
+
+RULES = Settings().permissions
 
 
 class _Input(WireModel):
@@ -38,13 +41,13 @@ def _tool(name: str, result: Any = "ok", description: str = "d") -> Tool[_Input]
 
 def test_definitions_keep_the_order_and_the_later_of_a_name() -> None:
     registry = Registry([_tool("b"), _tool("a"), _tool("b", description="later")])
-    found = registry.definitions(default_rules())
+    found = registry.definitions(RULES)
     assert [(one.name, one.description) for one in found] == [("b", "later"), ("a", "d")]
-    assert [one.name for one in registry.definitions(default_rules(), names={"a"})] == ["a"]
+    assert [one.name for one in registry.definitions(RULES, names={"a"})] == ["a"]
 
 
 def test_a_schema_has_wire_names_and_no_noise() -> None:
-    (found,) = Registry([_tool("a")]).definitions(default_rules())
+    (found,) = Registry([_tool("a")]).definitions(RULES)
     assert found.parameters == {
         "type": "object",
         "properties": {"someText": {"type": "string"}, "count": {"type": "integer", "minimum": 1}},
@@ -53,16 +56,14 @@ def test_a_schema_has_wire_names_and_no_noise() -> None:
 
 
 def test_builtin_definitions_are_the_same_bytes_each_time() -> None:
-    first, second = (
-        json.dumps([one.parameters for one in builtin_registry().definitions(default_rules())]) for _ in range(2)
-    )
+    first, second = (json.dumps([one.parameters for one in builtin_registry().definitions(RULES)]) for _ in range(2))
     assert first == second
-    names = [one.name for one in builtin_registry().definitions(default_rules())]
+    names = [one.name for one in builtin_registry().definitions(RULES)]
     assert names == ["bash", "read", "write", "edit", "glob", "grep"]
 
 
 def test_a_rule_that_denies_an_action_hides_every_tool_of_it() -> None:
-    rules = (*default_rules(), Rule(action="edit", effect="deny"))
+    rules = (*RULES, Rule(action="edit", effect="deny"))
     assert [one.name for one in builtin_registry().definitions(rules)] == ["bash", "read", "glob", "grep"]
     rules = (*rules, Rule(action="edit", resource="plan.md", effect="allow"))
     assert "write" in [one.name for one in builtin_registry().definitions(rules)]
