@@ -64,6 +64,14 @@ class JsonLines:
         terminal.out(json.dumps(value, ensure_ascii=False))
 
 
+class _PipeConsole(Console):
+    """Lets a closed pipe be known: rich would leave the process at once, with 1, and the turn running."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError."""
+        raise BrokenPipeError
+
+
 class Screen:
     """Text as it comes, a line for each tool call and its outcome, a line for each settled step.
 
@@ -71,7 +79,7 @@ class Screen:
     """
 
     def __init__(self, *, echo_prompts: bool = False) -> None:
-        self._console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+        self._console = _PipeConsole(file=sys.stdout, highlight=False, markup=False, emoji=False)
         self._live = self._console.is_terminal
         self._echo_prompts = echo_prompts
         self._part: tuple[str, str] | None = None

@@ -93,3 +93,19 @@ def test_control_characters_go() -> None:
     """Line breaks and tabs stay where there may be several lines."""
     assert plain("a\r\nb\tc\x07\x9b") == "a\nb\tc"
     assert one_line(" a\n\tb\x1b ") == "a b"
+
+
+class _ClosedPipe(io.StringIO):
+    """Standard output whose reader has gone."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_has_gone_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the turn can be interrupted; the process is not left in the middle of it."""
+    monkeypatch.setattr("sys.stdout", _ClosedPipe())
+    screen = Screen()
+
+    with pytest.raises(BrokenPipeError):
+        screen.show(_text("a line\n"))
