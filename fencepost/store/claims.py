@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from sqlalchemy import delete, func, insert, select, text, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -195,7 +195,7 @@ async def reconcile(conn: AsyncConnection, held: Held, reason: TakeoverReason, m
     await event_log.append(conn, head, entries)
     if not continues(reason):
         await inbox.clear_wakes(conn, old.session_id, last_own)
-    await _close_books(conn, old)
+    await leftovers.close_books(conn, old.session_id)
     if done is not None:
         await ledger.move(conn, done, done.step, "released", head.now, results=done.results)
     had = done.continuations if done is not None else 0
@@ -242,14 +242,6 @@ async def _last_appended(conn: AsyncConnection, old: Token) -> int:
     )
     seq = found.scalar_one_or_none()
     return -1 if seq is None else int(seq)
-
-
-async def _close_books(conn: AsyncConnection, old: Token) -> None:
-    calls, live = tables.tool_call, tables.live_part
-    await conn.execute(
-        update(calls).where(calls.c.session_id == old.session_id, text("status <> 'settled'")).values(status="settled")
-    )
-    await conn.execute(delete(live).where(live.c.session_id == old.session_id))
 
 
 Released: TypeAlias = Literal["done", "more", "lost"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import delete, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -82,3 +82,11 @@ async def close_open_parts(
                 )
             )
     return made
+
+
+async def close_books(conn: AsyncConnection, session_id: str) -> None:
+    """When a step is over, however it ended: no planned tool may start any more, and no part is live."""
+    calls, live = tables.tool_call, tables.live_part
+    mine = (calls.c.session_id == session_id) & text("status <> 'settled'")  # as the partial index says it
+    await conn.execute(update(calls).where(mine).values(status="settled"))
+    await conn.execute(delete(live).where(live.c.session_id == session_id))

@@ -15,10 +15,10 @@ from fencepost.domain.clean import clean_text
 from fencepost.domain.errors import OwnershipLostError
 from fencepost.domain.events import DurableEvent, InterruptReason, StepInterrupted, Synthetic, ToolCalled
 from fencepost.domain.ids import derived_id
-from fencepost.domain.ownership import Token, continues
+from fencepost.domain.ownership import Stage, Token, continues
 from fencepost.store import inbox, ledger, ownership, tables
 from fencepost.store.event_log import Entry
-from fencepost.store.leftovers import close_open_parts, newest_assistant
+from fencepost.store.leftovers import close_books, close_open_parts, newest_assistant
 from fencepost.store.ownership import Held, Lease
 
 CONTINUE = (
@@ -41,10 +41,10 @@ async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: boo
 
     Raises OwnershipLostError. A repeated call gives the recorded result and writes nothing.
     """
-    held, done = await _hold(conn, token)
+    held, done = await _hold(conn, token, step, "prepared")
     if done.passed(step, "prepared"):
         return Prepared(**done.results.get("prepared", {"assistant_message_id": "", "promoted": 0, "continued": False}))
-    assert held is not None, "a released execution has passed every stage"
+    assert held is not None, "without a row the stage has passed"
     _require_settled(done, step)
     entries = await _left_open(conn, held, step)
     continuation = await _continuation(conn, held)
@@ -67,13 +67,14 @@ async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: boo
     return result
 
 
-async def _hold(conn: AsyncConnection, token: Token) -> tuple[Held | None, ledger.Ledger]:
-    """Hold the token and give its ledger; without a row, the ledger of an execution that its own run gave back."""
+async def _hold(conn: AsyncConnection, token: Token, step: int, stage: Stage) -> tuple[Held | None, ledger.Ledger]:
+    """Hold the token and give its ledger; without a row, that of an execution which its own run gave back
+    after this stage."""
     try:
         held = await ownership.hold(conn, token)
     except OwnershipLostError:
         done = await ledger.given_back(conn, token)
-        if done is None:
+        if done is None or not done.passed(step, stage):
             raise
         return None, done
     return held, _ledger_of(held)
@@ -314,10 +315,10 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     Gives whether the turn goes on by a continuation, recorded here. A repeated call gives the same answer and writes
     nothing. Raises OwnershipLostError.
     """
-    held, done = await _hold(conn, token)
+    held, done = await _hold(conn, token, step, "settled")
     if done.passed(step, "settled"):
         return bool(done.results.get("continued"))
-    assert held is not None, "a released execution has passed every stage"
+    assert held is not None, "without a row the stage has passed"
     _require_settled(done, step)
     execution, head = token.execution_id, held.head
     made: list[DurableEvent] = []
@@ -345,7 +346,7 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
         made.append(terminal.model_copy(update={"timestamp": head.now}))
     entries = [Entry(derived_id("evt", execution, step, "settlement", n), event) for n, event in enumerate(made)]
     await ownership.append(conn, held, entries, lease)
-    await _forget_step(conn, token)
+    await close_books(conn, token.session_id)
     if isinstance(terminal, Interruption):
         await ownership.set_phase(conn, held, "unknown", assistant)
         if not continues(terminal.reason):
@@ -359,14 +360,6 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     results = {**done.results, "continued": continued}
     await ledger.move(conn, done, step, "settled", head.now, results=results, **changes)
     return continued
-
-
-async def _forget_step(conn: AsyncConnection, token: Token) -> None:
-    """No tool of the step may start any more, and no part of it is live."""
-    calls, live = tables.tool_call, tables.live_part
-    open_calls = (calls.c.execution_id == token.execution_id) & (calls.c.session_id == token.session_id)
-    await conn.execute(update(calls).where(open_calls, calls.c.status != "settled").values(status="settled"))
-    await conn.execute(delete(live).where(live.c.session_id == token.session_id))
 
 
 async def record_continuation(
