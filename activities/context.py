@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from temporalio import activity
 
 from activities.guard import guarded, own_run
@@ -10,6 +12,7 @@ from fencepost.domain.contracts import PrepareInput, PrepareResult
 from fencepost.services import Services
 from fencepost.store import steps
 from fencepost.store.live import Notice
+from fencepost.telemetry import remember
 
 
 class ContextActivities:
@@ -23,6 +26,7 @@ class ContextActivities:
     async def prepare_step(self, given: PrepareInput) -> PrepareResult:
         """Fail interrupted tools and promote input, under the fence."""
         token, lease = own_run(given.token), self._services.lease
+        remember("step", token.execution_id, given.step, value=asyncio.get_running_loop().time())
         prepared = await self._services.database.transact(
             lambda conn: steps.prepare(conn, token, given.step, queued=given.queued, lease=lease)
         )

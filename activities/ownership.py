@@ -16,8 +16,24 @@ from fencepost.domain.ownership import OwnerRun, Token
 from fencepost.services import Services
 from fencepost.store import claims, ownership
 from fencepost.store.claims import AskAgainError, Claimed, Seen, Wanted
+from fencepost.store.ownership import Owner
+from fencepost.telemetry import concern, get_logger, recall
 
 _LOOKS = 5
+
+_log = get_logger("fencepost.ownership")
+
+
+def _tell(wanted: Wanted, owner: Owner | None, seen: Seen | None, claimed: Claimed) -> None:
+    """Log what a claim came to; one that only renews is of no interest."""
+    if claimed.exhausted:
+        _log.warning("turn given up", reason="cut off too often")
+    elif not claimed.held or (owner is not None and owner.execution_id == wanted.token.execution_id):
+        _log.debug("claim renewed" if claimed.held else "nothing to run")
+    elif owner is None:
+        _log.info("turn claimed")
+    else:
+        _log.info("turn taken over", reason=seen.run if seen is not None else wanted.reason, from_turn=owner.owner_id)
 
 
 async def state_of_run(client: Client, session_id: str, run_id: str) -> OwnerRun:
@@ -57,6 +73,7 @@ class OwnershipActivities:
             execution_id=derived_id("exe", given.session_id, run_id, given.ordinal),
             owner_id=run_id,
         )
+        concern(execution=token.execution_id)
         wanted = Wanted(token, force=given.force, reason=given.reason, max_continuations=limits.max_continuations)
         claimed = await self._claim(wanted)
         settings = contracts.Settings(
@@ -78,11 +95,13 @@ class OwnershipActivities:
             if owner is not None and owner.owner_id != wanted.token.owner_id:
                 seen = Seen(owner, await state_of_run(services.temporal, session_id, owner.owner_id))
             try:
-                return await services.database.transact(
+                claimed: Claimed = await services.database.transact(
                     lambda conn, seen=seen: claims.claim(conn, wanted, seen, services.lease)  # type: ignore[misc]
                 )
             except AskAgainError:
                 continue
+            _tell(wanted, owner, seen, claimed)
+            return claimed
         raise ClaimRefusedError(f"session {session_id} changes hands too fast to be claimed")
 
     @activity.defn(name=contracts.RELEASE_SESSION)
@@ -93,4 +112,6 @@ class OwnershipActivities:
         state = await self._services.database.transact(
             lambda conn: claims.release(conn, token, interrupted=given.interrupted)
         )
+        outcome = "interrupted" if given.interrupted else recall("ended", token.execution_id)
+        _log.info("turn ended" if state == "more" else "turn released", outcome=outcome or "done", state=state)
         return ReleaseResult(state=state)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
@@ -16,6 +18,26 @@ from fencepost.services import Services
 from fencepost.store import sessions, steps
 from fencepost.store.live import Notice
 from fencepost.store.steps import Interruption, Settlement
+from fencepost.telemetry import get_logger, recall, remember, since
+
+_log = get_logger("fencepost.step")
+
+
+def _tell(given: SettleInput, *, continued: bool) -> None:
+    """Log how a step ended: never the provider's words, which may quote what it was sent."""
+    execution_id, result = given.token.execution_id, given.result
+    status = "interrupted" if given.interrupt is not None else "done" if result is not None and result.ok else "failed"
+    remember("ended", execution_id, value=status)
+    (_log.warning if status == "failed" else _log.info)(
+        "step settled",
+        status=status,
+        continued=continued or None,
+        model=str(given.plan.model) if given.plan is not None else None,
+        finish=result.finish if result is not None else None,
+        tokens_in=result.tokens.input if result is not None else None,
+        tokens_out=result.tokens.output if result is not None else None,
+        seconds=since(recall("step", execution_id, given.step), asyncio.get_running_loop().time()),
+    )
 
 
 class StepActivities:
@@ -35,6 +57,7 @@ class StepActivities:
             return await steps.settle(conn, token, given.step, settlement, lease)
 
         continued = await self._services.database.transact(work)
+        _tell(given, continued=continued)
         self._services.announcer.send(token.session_id, Notice.look())
         return SettleResult(continued=continued)
 
