@@ -17,8 +17,9 @@ from typing import Literal, TypeAlias, TypeVar
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client as TemporalClient
+from temporalio.contrib.pydantic import pydantic_data_converter
 
-from fencepost.config import Settings
+from fencepost.config import Settings, temporal_connect_options
 from fencepost.domain import contracts
 from fencepost.domain.contracts import InterruptInput, PromptInput, SessionInput, StartInput, Status, TurnResult
 from fencepost.domain.cursor import Order
@@ -40,6 +41,7 @@ from fencepost.store.sessions import NewSession, Session
 Result = TypeVar("Result")
 Service: TypeAlias = Literal["PostgreSQL", "Temporal"]
 Messages: TypeAlias = list[Message]
+Receipts: TypeAlias = list[Receipt]
 
 ATTACHMENT_BYTES = 20_000_000
 """The largest prompt with its attachments, in bytes of JSON; its text has a limit of its own."""
@@ -186,6 +188,11 @@ class Client:
         `session.next.step.ended`. Raises InvalidInputError for an unknown type. See `watching.watch`."""
         return watching.watch(self._database, self._listener, session_id, after, types=types, capacity=capacity)
 
+    async def pending(self, session_id: str) -> Receipts:
+        """Give the input that was admitted and not yet seen, oldest first. Raises NotFoundError."""
+        await self.get(session_id)
+        return await self._read(lambda conn: inbox.pending(conn, session_id))
+
     async def head(self, session_id: str) -> int:
         """Give the sequence of the session's last event, -1 when there is none."""
         return await self._read(lambda conn: event_log.latest(conn, session_id))
@@ -209,7 +216,8 @@ class Client:
         With `resume` false it is recorded and waits for the next call. Raises NotFoundError for an unknown session
         without attributes, InvalidInputError for what cannot be understood or is too large, PromptConflictError when
         the id stands for something else, and what a worker refuses a session for. Waits while no worker is there, or
-        Temporal is away; input too large for Temporal is admitted without a worker.
+        Temporal is away; input for an existing session that is too large for Temporal, or only to be recorded, is
+        admitted without either.
         """
         if session is None:
             await self.get(session_id)
@@ -224,10 +232,9 @@ class Client:
                 resume=resume,
             )
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise InvalidInputError(f"prompt: {first['loc'][0]}: {first['msg']}") from None
-        if self._is_large(given):
-            return await self._admit_here(session_id, given)
+            raise _misunderstood("prompt", error) from None
+        if self._is_large(given) or (session is None and not resume):
+            return await self._admit_here(session_id, given, session)
         start = StartInput(session=session).to_wire()
         # Temporal answers an update id that it knows by itself, also after its run: each call wakes anew under one of
         # its own. That the input counts once is the inbox's doing.
@@ -250,8 +257,11 @@ class Client:
 
     async def interrupt(self, session_id: str, reason: str | None = None, *, after: int | None = None) -> bool:
         """Stop the turn that runs; False when the session is idle, which changes nothing. `after` is the last sequence
-        that was seen. Raises NotFoundError for an unknown session."""
-        given = InterruptInput(id=fresh_id("int"), reason=reason, after=after)
+        that was seen. Raises NotFoundError for an unknown session, InvalidInputError for a reason that is too long."""
+        try:
+            given = InterruptInput(id=fresh_id("int"), reason=reason, after=after)
+        except ValidationError as error:
+            raise _misunderstood("interrupt", error) from None
         if await self._runs.signal(session_id, contracts.SIGNAL_INTERRUPT, given.to_wire()):
             return True
         await self.get(session_id)
@@ -300,8 +310,13 @@ class Client:
             )
         return whole > limit
 
-    async def _admit_here(self, session_id: str, given: PromptInput) -> Receipt:
-        """Admit to an existing session without Temporal, which is told only that there is something to look at."""
+    async def _admit_here(self, session_id: str, given: PromptInput, session: SessionInput | None) -> Receipt:
+        """Admit without Temporal, which is told only that there is something to look at."""
+        if session is not None:
+            if session.location is None:
+                raise InvalidInputError("a new session with a prompt as large as this one needs a directory: name it")
+            new = NewSession(session.location, session.agent, session.model, session.title)
+            await self.create(new, session_id)
         message_id = given.id or fresh_id("msg")
         admission = await self._write(
             session_id,
@@ -334,6 +349,11 @@ class Client:
         return result
 
 
+def _misunderstood(what: str, error: ValidationError) -> InvalidInputError:
+    first = error.errors(include_url=False)[0]
+    return InvalidInputError(f"{what}: {first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}")
+
+
 def _check_id(session_id: str) -> None:
     if not is_session_id(session_id):
         raise InvalidInputError(
@@ -341,11 +361,21 @@ def _check_id(session_id: str) -> None:
         )
 
 
+async def _unconnected(environ: Mapping[str, str]) -> TemporalClient:
+    """Give a client that connects when it is first used."""
+    options = temporal_connect_options(environ)
+    options["target_host"] = options.get("target_host", "localhost:7233")
+    return await TemporalClient.connect(**options, data_converter=pydantic_data_converter, lazy=True)
+
+
 @asynccontextmanager
-async def open_client(settings: Settings, environ: Mapping[str, str] | None = None) -> AsyncIterator[Client]:
+async def open_client(
+    settings: Settings, environ: Mapping[str, str] | None = None, *, reading: bool = False
+) -> AsyncIterator[Client]:
     """Connect to both services. Raises ConfigurationError, UnavailableError or SchemaVersionError.
 
-    `environ` is where Temporal's own settings are read from, the process's environment when it is None.
+    `environ` is where Temporal's own settings are read from, the process's environment when it is None. With `reading`
+    Temporal need not be there: a client that only reads and writes the database never asks for it.
     """
     if settings.database_url is None:
         raise ConfigurationError("no database: set FENCEPOST_DATABASE_URL, or use `fencepost dev` for a local one")
@@ -353,7 +383,8 @@ async def open_client(settings: Settings, environ: Mapping[str, str] | None = No
         database = Database(settings.database_url, pool_size=5)
         stack.push_async_callback(database.close)
         await migrate.check(database)
-        temporal = await connect_temporal(os.environ if environ is None else environ)
+        environ = os.environ if environ is None else environ
+        temporal = await (_unconnected(environ) if reading else connect_temporal(environ))
         listener = Listener(database)
         stack.push_async_callback(listener.close)
         announcer = Announcer(database)

@@ -291,28 +291,44 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def load_settings(config: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-    """Read the settings for this process. `environ` is the process's environment when it is None.
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What was given from outside and where: the values of the file, and over them those of the environment."""
 
-    Raises ConfigurationError: one line that names the file or variable, the key, and what is allowed there.
-    """
-    environ = os.environ if environ is None else environ
+    file: Path | None
+    from_file: Mapping[str, Any]
+    from_environment: Mapping[str, Any]
+
+    def settings(self) -> Settings:
+        """Lay them over the defaults. Raises ConfigurationError for a wrong one."""
+        values = _merge({"providers": presets.PROVIDERS, "agents": presets.AGENTS}, self.from_file)
+        try:
+            return Settings(**_merge(values, self.from_environment))
+        except ValidationError as error:
+            raise ConfigurationError(explain(error, Settings, self.file, self.from_environment, PREFIX)) from None
+
+
+def read_sources(config: Path | None, environ: Mapping[str, str]) -> Sources:
+    """Read the file and the environment. Raises ConfigurationError as `load_settings` does."""
     file = find_config_file(config, environ)
     from_file = _read(file) if file is not None else {}
     misspelt = misspelt_variable(Settings, environ, PREFIX)
     if misspelt is not None:
         raise ConfigurationError(misspelt)
     try:
-        from_environment = _Environment(environ)()
+        return Sources(file, from_file, _Environment(environ)())
     except SettingsError as error:
         name = re.search(r'field "(\w+)"', str(error))
         variable = f"environment variable {PREFIX}{name[1].upper()}" if name else "the environment"
         raise ConfigurationError(f"{variable}: must be valid JSON") from None
-    values = _merge(_merge({"providers": presets.PROVIDERS, "agents": presets.AGENTS}, from_file), from_environment)
-    try:
-        return Settings(**values)
-    except ValidationError as error:
-        raise ConfigurationError(explain(error, Settings, file, from_environment, PREFIX)) from None
+
+
+def load_settings(config: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings for this process. `environ` is the process's environment when it is None.
+
+    Raises ConfigurationError: one line that names the file or variable, the key, and what is allowed there.
+    """
+    return read_sources(config, os.environ if environ is None else environ).settings()
 
 
 def _temporal_profile(environ: Mapping[str, str]) -> ClientConfigProfile:

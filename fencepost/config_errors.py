@@ -74,7 +74,7 @@ def _problem(detail: ErrorDetails, settings: type[BaseModel]) -> str:
     path = detail["loc"]
     if detail["type"] == "extra_forbidden":
         allowed = sorted(_fields_at(settings, path[:-1]))
-        close = difflib.get_close_matches(str(path[-1]), allowed, n=1)
+        close = difflib.get_close_matches(str(path[-1]), allowed, n=1) or _elsewhere(settings, str(path[-1]))
         hint = f"did you mean {close[0]}? " if close else ""
         return f"there is no such key; {hint}allowed: {', '.join(allowed)}"
     if detail["type"] == "missing":
@@ -93,6 +93,18 @@ def _fields_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
     for part in path:
         annotation = _inner(annotation, part)
     return list(annotation.model_fields) if isinstance(annotation, type) and issubclass(annotation, BaseModel) else []
+
+
+def _elsewhere(settings: type[BaseModel], key: str) -> list[str]:
+    """Give the key of a table that is closest to this one, which stands where no such key is known."""
+    tables = {name: _without_none(field.annotation) for name, field in settings.model_fields.items()}
+    known = {
+        key: f"{name}.{key}"
+        for name, table in tables.items()
+        if isinstance(table, type) and issubclass(table, BaseModel)
+        for key in table.model_fields
+    }
+    return [known[close] for close in difflib.get_close_matches(key, known, n=1, cutoff=0.8)]
 
 
 def _inner(annotation: Any, part: str | int) -> Any:

@@ -172,9 +172,10 @@ class Runs:
         """Ask Temporal for a sign of life. Raises UnavailableError."""
         try:
             await self._temporal.service_client.check_health(retry=False, timeout=_ANSWER)
-        except RPCError as error:
+        except (RPCError, RuntimeError) as error:  # the second from a client that was not connected yet
             where = self._temporal.service_client.config.target_host
-            raise UnavailableError(f"Temporal at {where} cannot be reached ({error.message})") from error
+            reason = error.message if isinstance(error, RPCError) else "no connection"
+            raise UnavailableError(f"Temporal at {where} cannot be reached ({reason})") from error
 
     def _handle(self, session_id: str) -> WorkflowHandle[Any, TurnResult]:
         return self._temporal.get_workflow_handle(session_id, result_type=TurnResult)

@@ -1,19 +1,34 @@
-"""What a worker process shares between its activities: one of each, opened and closed in order."""
+"""What a worker process shares between its activities: one of each, opened and closed in order.
+
+And what there is to know about a service before anybody relies on it: asked for in short, never changed.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
+import secrets
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+import asyncpg
 import httpx2
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.exc import DBAPIError
+from temporalio.api.enums.v1 import IndexedValueType, TaskQueueType
 from temporalio.api.operatorservice.v1 import ListSearchAttributesRequest
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import (
+    DescribeNamespaceRequest,
+    DescribeTaskQueueRequest,
+    GetClusterInfoRequest,
+)
 from temporalio.client import Client
 from temporalio.contrib.pydantic import pydantic_data_converter
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from fencepost.clock import Clock
 from fencepost.config import Settings, temporal_connect_options
@@ -24,9 +39,10 @@ from fencepost.domain.permissions import Rule
 from fencepost.providers.catalog import Catalog
 from fencepost.providers.http import make_client
 from fencepost.store import migrate
-from fencepost.store.engine import Database
-from fencepost.store.live import Announcer
+from fencepost.store.engine import Database, unavailable
+from fencepost.store.live import Announcer, listen_url
 from fencepost.store.ownership import Lease
+from fencepost.store.tables import metadata
 from fencepost.tools.builtin import builtin_registry
 from fencepost.tools.outputs import OutputStore, keep_swept
 from fencepost.tools.processes import Reaper, ShellRunner
@@ -34,6 +50,8 @@ from fencepost.tools.registry import Registry
 
 # The reaper must have killed a silent worker's tools before another worker may take its session over.
 _REAPER_SHARE = 0.8
+_HEARD_SECONDS = 3.0
+_POLL_SECONDS = 70  # a poll lasts a minute at most, so a worker that was seen before that is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +102,11 @@ async def connect_temporal(environ: Mapping[str, str] | None = None) -> Client:
 
 
 async def known_search_attributes(client: Client) -> tuple[str, ...]:
-    """Give those of fencepost's search attributes that the server has: one that it has not fails workflow tasks."""
-    try:
-        answer = await client.operator_service.list_search_attributes(
-            ListSearchAttributesRequest(namespace=client.namespace)
-        )
-    except RPCError:
-        return ()  # not allowed, or not offered, by this server: everything works without
-    return tuple(name for name, _ in contracts.SEARCH_ATTRIBUTES if name in answer.custom_attributes)
+    """Give those of fencepost's search attributes that the server has: one that it has not, or has with another type,
+    fails workflow tasks."""
+    # None: not allowed, or not offered, by this server; everything works without.
+    types = await search_attribute_types(client) or {}
+    return tuple(name for name, kind in contracts.SEARCH_ATTRIBUTES if types.get(name) == kind)
 
 
 @asynccontextmanager
@@ -140,3 +155,142 @@ async def open_services(
             environ=environ,
             search_attributes=await known_search_attributes(temporal),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseFacts:
+    """A database as it is found. `missing` are tables, or columns of tables that are there, of this program's schema;
+    `broken` are indexes whose making was cut off."""
+
+    version: str
+    major: int
+    read_only: bool
+    revisions: tuple[str, ...]
+    tables: int
+    missing: tuple[str, ...]
+    broken: tuple[str, ...]
+
+
+async def database_facts(database: Database) -> DatabaseFacts:
+    """Look at a database. Raises UnavailableError, and ConfigurationError when it is there and refuses to be read."""
+    try:
+        async with database.read() as conn:
+            version, number, read_only = (
+                await conn.execute(
+                    text(
+                        "SELECT current_setting('server_version'), current_setting('server_version_num')::int, "
+                        "pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'"
+                    )
+                )
+            ).one()
+            found = await conn.run_sync(_schema)
+    except DBAPIError as error:
+        reason = str(error.orig).splitlines()[0].rpartition(">: ")[2]
+        raise ConfigurationError(
+            f"the database cannot be read ({reason}): check the rights of the user that FENCEPOST_DATABASE_URL names, "
+            "and that there is no pooler in between that hands connections on after each transaction"
+        ) from error
+    return DatabaseFacts(version.split()[0], number // 10_000, read_only, *found)
+
+
+def _schema(sync: Connection) -> tuple[tuple[str, ...], int, tuple[str, ...], tuple[str, ...]]:
+    """Give the revisions, how many of our tables there are, and what of them is missing or broken."""
+    present = set(inspect(sync).get_table_names())
+    # Read as it is: alembic refuses a table with several revisions in it, which is one thing to be found here.
+    known = migrate.VERSION_TABLE in present
+    rows = sync.execute(text(f"SELECT version_num FROM {migrate.VERSION_TABLE} ORDER BY 1")) if known else ()  # noqa: S608 - a constant
+    revisions = tuple(str(row[0]) for row in rows)
+    missing = []
+    for name, table in sorted(metadata.tables.items()):
+        if name not in present:
+            missing.append(name)
+            continue
+        columns = {column["name"] for column in inspect(sync).get_columns(name)}
+        missing += [f"{name}.{column.name}" for column in table.columns if column.name not in columns]
+    broken = sync.execute(
+        text(
+            "SELECT indexrelid::regclass::text FROM pg_index "
+            "WHERE NOT indisvalid AND indrelid::regclass::text = ANY(:t)"
+        ),
+        {"t": list(metadata.tables)},
+    )
+    return revisions, len(present & set(metadata.tables)), tuple(missing), tuple(row[0] for row in broken)
+
+
+async def hears_notifications(database: Database) -> bool:
+    """Say whether a connection that listens hears what another one says: not through a pooler that gives connections
+    back after each transaction. Raises UnavailableError."""
+    channel, heard = f"fencepost_check_{secrets.token_hex(8)}", asyncio.Event()
+    try:
+        listening = await asyncpg.connect(listen_url(database.url), timeout=5, command_timeout=5)
+        try:
+            await listening.add_listener(channel, lambda *_: heard.set())
+            async with database.read() as conn:
+                await conn.execute(text("SELECT pg_notify(:channel, '')"), {"channel": channel})
+                await conn.commit()
+            await asyncio.wait_for(heard.wait(), _HEARD_SECONDS)
+        finally:
+            listening.terminate()
+    except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError, TimeoutError):
+        return False
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise unavailable(database.url, error) from error
+    return True
+
+
+async def temporal_version(client: Client) -> str:
+    """Give the server's version, empty when it does not tell."""
+    try:
+        return (await client.workflow_service.get_cluster_info(GetClusterInfoRequest())).server_version
+    except RPCError:
+        return ""
+
+
+async def namespace_exists(client: Client) -> bool:
+    """Say whether the server has the client's namespace. Raises UnavailableError when it does not tell."""
+    try:
+        await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return False
+        raise UnavailableError(f"Temporal does not tell about namespace {client.namespace}: {error.message}") from error
+    return True
+
+
+async def search_attribute_types(client: Client) -> Mapping[str, str] | None:
+    """Give name and type of the search attributes that the namespace has, None when the server does not tell."""
+    try:
+        answer = await client.operator_service.list_search_attributes(
+            ListSearchAttributesRequest(namespace=client.namespace)
+        )
+    except RPCError:
+        return None
+    return {
+        name: "".join(part.title() for part in IndexedValueType.Name(kind).split("_")[3:])
+        for name, kind in answer.custom_attributes.items()
+    }
+
+
+async def pollers(client: Client, queue: str, *, workflows: bool) -> tuple[str, ...]:
+    """Give the identities of the workers that asked for work on a task queue within the last minute: for turns, or
+    for activities. Raises UnavailableError."""
+    kind = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW if workflows else TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=kind
+    )
+    try:
+        answer = await client.workflow_service.describe_task_queue(request)
+    except RPCError as error:
+        raise UnavailableError(f"Temporal does not tell who serves task queue {queue}: {error.message}") from error
+    alive = (one.identity for one in answer.pollers if time.time() - one.last_access_time.seconds < _POLL_SECONDS)
+    return tuple(sorted(set(alive)))
+
+
+async def answers_http(url: str, seconds: float) -> None:
+    """Ask a provider's address for anything at all, without a key. Raises UnavailableError when nothing answers."""
+    async with make_client(1, 1) as http:
+        try:
+            await http.get(url, timeout=seconds)
+        except (httpx2.TransportError, httpx2.InvalidURL) as error:
+            reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+            raise UnavailableError(reason[:200]) from error

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, NoReturn, Optional
 
 import typer
 from typer.exceptions import TyperException
 
 from fencepost import __version__
+from fencepost.cli import operate
+from fencepost.cli.commands import sessions
+from fencepost.cli.options import Agent, BaseUrl, Config, Debug, Directory, Files, Model, Work, help_alone, start
 
 _EPILOG = (
     "Exit codes: 0 it went well; 1 the turn failed, or another error; 2 bad input, configuration, or a database at "
@@ -21,30 +23,15 @@ app = typer.Typer(
     name="fencepost",
     help="Durable LLM-agent sessions on Temporal.",
     epilog=_EPILOG,
-    add_completion=False,
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 database = typer.Typer(help="The database's schema.", invoke_without_command=True, rich_markup_mode=None)
+app.add_typer(sessions, name="session")
 app.add_typer(database, name="db")
-
-Config = Annotated[
-    Optional[Path],  # noqa: UP045 - read by typer at run time
-    typer.Option("--config", metavar="FILE", help="Configuration file, in place of the fencepost.toml that is found."),
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and what libraries log.")]
-Model = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--model", metavar="PROVIDER/MODEL", help="Model, such as openai/gpt-4o-mini; scripted/demo is none."),
-]
-BaseUrl = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--base-url", metavar="URL", help="Address of the model's provider: any server that speaks OpenAI Chat."
-    ),
-]
+operate.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:
@@ -65,35 +52,13 @@ def root(
     """Durable LLM-agent sessions on Temporal."""
     del version
     context.obj = (config, debug)
-    _help_alone(context)
+    help_alone(context)
 
 
 @database.callback()
 def database_root(context: typer.Context) -> None:
     """The database's schema."""
-    _help_alone(context)
-
-
-def _help_alone(context: typer.Context) -> None:
-    """Without a command, show what there is."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit
-
-
-def _start(
-    context: typer.Context,
-    config: Path | None,
-    debug: bool,
-    work: Callable[[Path | None], Callable[[Any], Coroutine[Any, Any, int]]],
-) -> NoReturn:
-    """Run a command's work, with the options that may stand before or after its name."""
-    from fencepost.cli.entry import enter, quiet_libraries  # noqa: PLC0415 - only commands that do something need it
-
-    before = context.obj
-    debug = debug or before[1]
-    quiet_libraries(debug=debug)
-    enter(work(config or before[0]), debug=debug)
+    help_alone(context)
 
 
 @app.command()
@@ -102,12 +67,12 @@ def demo(
 ) -> None:
     """Start everything, show one session from its start to its end, stop everything."""
 
-    def work(file: Path | None) -> Callable[[Any], Coroutine[Any, Any, int]]:
+    def work(configured: Path | None) -> Work:
         from fencepost.cli import demo as command  # noqa: PLC0415
 
-        return lambda signals: command.demo(command.DemoOptions(model, base_url, file), signals)
+        return lambda signals: command.demo(command.DemoOptions(model, base_url, configured), signals)
 
-    _start(context, config, debug, work)
+    start(context, config, debug, work)
 
 
 @app.command()
@@ -123,12 +88,12 @@ def dev(
 ) -> None:
     """Keep PostgreSQL, Temporal with its UI and a worker running on this machine until Ctrl-C."""
 
-    def work(file: Path | None) -> Callable[[Any], Coroutine[Any, Any, int]]:
+    def work(configured: Path | None) -> Work:
         from fencepost.cli import dev as command  # noqa: PLC0415
 
-        return lambda signals: command.dev(file, (port, ui_port), signals)
+        return lambda signals: command.dev(configured, (port, ui_port), signals)
 
-    _start(context, config, debug, work)
+    start(context, config, debug, work)
 
 
 @app.command()
@@ -136,78 +101,86 @@ def run(
     context: typer.Context,
     prompt: Annotated[str, typer.Argument(help="What to do; - reads it from standard input.")],
     model: Model = None,
-    agent: Annotated[Optional[str], typer.Option("--agent", help="Agent, such as build or plan.")] = None,  # noqa: UP045
+    agent: Agent = None,
     base_url: BaseUrl = None,
     session: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option("--session", metavar="ID", help="Go on with this session."),
     ] = None,
-    directory: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--directory", help="Where the session works; else the current directory."),
-    ] = None,
+    newest: Annotated[
+        bool, typer.Option("--continue", help="Go on with the newest session of this directory.")
+    ] = False,
+    directory: Directory = None,
+    file: Files = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, the result last.")] = False,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
     """Send one prompt, and show the turn until it ends."""
 
-    def work(file: Path | None) -> Callable[[Any], Coroutine[Any, Any, int]]:
+    def work(configured: Path | None) -> Work:
         from fencepost.cli import run as command  # noqa: PLC0415
 
-        options = command.RunOptions(prompt, model, agent, base_url, session, directory, as_json, file)
+        options = command.RunOptions(
+            prompt, model, agent, base_url, session, newest, directory, tuple(file or ()), as_json, configured
+        )
         return lambda signals: command.run(options, signals)
 
-    _start(context, config, debug, work)
+    start(context, config, debug, work)
 
 
 @database.command()
 def upgrade(context: typer.Context, config: Config = None, debug: Debug = False) -> None:
     """Bring the database to this program's schema."""
 
-    def work(file: Path | None) -> Callable[[Any], Coroutine[Any, Any, int]]:
+    def work(configured: Path | None) -> Work:
         from fencepost.cli import database as command  # noqa: PLC0415
 
-        return lambda signals: command.upgrade(file, signals)
+        return lambda signals: command.upgrade(configured, signals)
 
-    _start(context, config, debug, work)
+    start(context, config, debug, work)
 
 
 @database.command()
 def check(context: typer.Context, config: Config = None, debug: Debug = False) -> None:
     """Say whether the database is at this program's schema."""
 
-    def work(file: Path | None) -> Callable[[Any], Coroutine[Any, Any, int]]:
+    def work(configured: Path | None) -> Work:
         from fencepost.cli import database as command  # noqa: PLC0415
 
-        return lambda signals: command.check(file, signals)
+        return lambda signals: command.check(configured, signals)
 
-    _start(context, config, debug, work)
+    start(context, config, debug, work)
 
 
 @database.command()
 def rebuild(context: typer.Context, config: Config = None, debug: Debug = False) -> None:
     """Make the projection anew from the event log, and say what was different."""
 
-    def work(file: Path | None) -> Callable[[Any], Coroutine[Any, Any, int]]:
+    def work(configured: Path | None) -> Work:
         from fencepost.cli import database as command  # noqa: PLC0415
 
-        return lambda signals: command.rebuild(file, signals)
+        return lambda signals: command.rebuild(configured, signals)
 
-    _start(context, config, debug, work)
+    start(context, config, debug, work)
 
 
 def run_command_line() -> NoReturn:
     """Run the command line of this process. A wrong one is one line and exit code 2."""
-    from fencepost.cli import terminal  # noqa: PLC0415
+    from fencepost.cli import arguments, terminal  # noqa: PLC0415
+    from fencepost.domain.errors import InvalidInputError  # noqa: PLC0415
     from fencepost.process import leave  # noqa: PLC0415
 
     terminal.prepare()
     try:
+        arguments.check_encoding(sys.argv[1:])
         code = app(prog_name="fencepost", standalone_mode=False) or 0
         sys.stdout.flush()
     except TyperException as error:
         terminal.Notices()(f"fencepost: {error.format_message()} (fencepost --help lists what there is)")
+        code = 2
+    except InvalidInputError as error:
+        terminal.Notices()(f"fencepost: {error.message}")
         code = 2
     except BrokenPipeError:
         terminal.silence_output()

@@ -10,11 +10,18 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from fencepost.config import PREFIX, Settings, external_services
-from fencepost.domain.errors import AgentNotFoundError, ConfigurationError, InvalidInputError
+from fencepost.domain.errors import (
+    AgentNotFoundError,
+    ConfigurationError,
+    InvalidInputError,
+    ModelUnavailableError,
+)
 from fencepost.domain.models import ModelRef, ProviderConfig
 
 SCRIPTED = "scripted"
 """The provider that needs no key: started for a command that asks for a model of it, unless it is configured."""
+
+_CLOSE = 0.75  # so that a name is suggested for a typing mistake, not for any name with some of its letters
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +98,58 @@ def is_local(choice: Choice) -> bool:
     return not (given.temporal and given.postgresql)
 
 
-def check(choice: Choice, model: ModelRef | None = None, agent: str | None = None) -> None:
-    """Check that agent, model and key are there, or those of an existing session.
+def check_remote(choice: Choice) -> None:
+    """Refuse a model that no worker elsewhere has: the scripted provider lives and dies with a local command.
 
-    Raises AgentNotFoundError, ModelUnavailableError or ConfigurationError.
+    Raises ModelUnavailableError.
+    """
+    model = choice.model
+    if model is not None and model.provider_id == SCRIPTED and SCRIPTED not in choice.settings.providers:
+        raise ModelUnavailableError(
+            f"model {model} is there on this machine's own services only: configure a provider named {SCRIPTED} here "
+            "and for the workers, or unset FENCEPOST_DATABASE_URL and TEMPORAL_ADDRESS"
+        )
+
+
+def check_names(choice: Choice) -> ProviderConfig | None:
+    """Check that agent and model are there, and give the model's provider, None for the scripted one.
+
+    Raises AgentNotFoundError or ModelUnavailableError.
     """
     settings = choice.settings
-    name = agent or choice.agent or settings.default_agent
+    name = choice.agent or settings.default_agent
     if name not in settings.agents:
         close = difflib.get_close_matches(name, settings.agents, 1)
         hint = f" (did you mean {close[0]}?)" if close else ""
         raise AgentNotFoundError(
             f"there is no agent {name!r}{hint}: configured are {', '.join(sorted(settings.agents))}"
         )
-    wanted = model or choice.effective_model()
+    wanted = choice.effective_model()
     if wanted.provider_id == SCRIPTED and SCRIPTED not in settings.providers:
-        return
+        return None
+    if wanted.provider_id not in settings.providers:
+        close = difflib.get_close_matches(wanted.provider_id, settings.providers, 1, _CLOSE)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        raise ModelUnavailableError(
+            f"model {wanted}: there is no provider {wanted.provider_id!r}{hint}: configured are "
+            f"{', '.join(sorted(settings.providers))}, and --base-url or [providers.{wanted.provider_id}] in "
+            "fencepost.toml makes another one"
+        )
     from fencepost.providers.catalog import Catalog  # noqa: PLC0415 - brings the whole HTTP client with it
 
-    provider, _ = Catalog(settings.providers).resolve(wanted)
-    if provider.api_key_env is not None and not choice.environ.get(provider.api_key_env, "").strip():
-        raise ConfigurationError(
-            f"model {wanted} needs a key: set {provider.api_key_env}, or choose another model with --model "
-            f"({SCRIPTED}/demo needs none)"
-        )
+    return Catalog(settings.providers).resolve(wanted)[0]
+
+
+def check(choice: Choice, *, is_new: bool = True) -> None:
+    """Check that agent, model and key are there; a session that is not new keeps its model.
+
+    Raises AgentNotFoundError, ModelUnavailableError or ConfigurationError.
+    """
+    provider, wanted = check_names(choice), choice.effective_model()
+    if (
+        provider is not None
+        and provider.api_key_env is not None
+        and not choice.environ.get(provider.api_key_env, "").strip()
+    ):
+        other = f", or choose another model with --model ({SCRIPTED}/demo needs none)" if is_new else ""
+        raise ConfigurationError(f"model {wanted} needs a key: set {provider.api_key_env}{other}")

@@ -62,8 +62,12 @@ async def rebuild(config: Path | None, signals: Signals) -> int:
                     sessions += 1
                     different += bool(found)
                     if found:
-                        terminal.out(f"{session_id}: {len(found)} rows were different")
+                        terminal.out(f"{session_id}: {_counted(len(found), 'row')} did not agree with the log")
         finally:
             await database.close()
-    terminal.out(f"{sessions} sessions rebuilt from their logs, {different} of them were different")
+    terminal.out(f"rebuilt from the log: {_counted(sessions, 'session')}; changed by it: {different or 'none'}")
     return OK
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -58,7 +58,12 @@ async def demo(options: DemoOptions, signals: Signals) -> int:
             model=house.choice.model, location=Location(directory=str(directory)), title="The demonstration"
         )
         view = TurnView(house.client, session_id, Screen(echo_prompts=True), _progress)
-        result = await view.run(PROMPT, attributes, signals)
+
+        async def work() -> TurnResult:
+            await house.client.prompt(session_id, PROMPT, session=attributes)
+            return await house.client.result(session_id)
+
+        result = await view.run(work, signals, is_new=True)
         code = exit_code(result, terminal.Notices())
         link = f"{house.place.ui_url}/namespaces/default/workflows/{session_id}"
         terminal.out("")
@@ -96,17 +101,21 @@ def _tell(house: Ready, model: str, session_id: str, directory: Path) -> None:
 
 
 def _tell_next(result: TurnResult, directory: Path, link: str, seconds: float) -> None:
-    summary = directory / "SUMMARY.md"
+    summary, call = directory / "SUMMARY.md", terminal.command()
     lines = [f"Done in {seconds:.0f} s, and nothing of it runs any more. The session stays in the local state."]
     if result.outcome == "done" and summary.is_file():
         lines.append(f"What it wrote: {summary}")
     lines += [
         "",
         "Try next:",
-        "  fencepost dev          keep all of this running; then this very run is at",
-        f"                         {link}",
-        '  fencepost run "..."    one prompt in your own directory, with a model of yours (OPENAI_API_KEY)',
-        "  fencepost run --help   other models, agents, sessions, JSON",
+        f"  {call} dev",
+        f"    keeps all of this running; then this very run is at {link}",
+        f'  {call} run "..."',
+        "    sends one prompt in your own directory, to a model of yours (OPENAI_API_KEY)",
+        f"  {call} session messages {result.session_id}",
+        "    shows this session again; `session list` all of them",
+        f"  {call} --help",
+        "    other commands; `run --help`: other models, agents, sessions, JSON",
     ]
     for line in lines:
         terminal.out(line)

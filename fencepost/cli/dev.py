@@ -40,6 +40,9 @@ async def dev(config: Path | None, ports: tuple[int | None, int | None], signals
             await stack.enter_async_context(joined(worker, say))
             client = await stack.enter_async_context(open_client(place.settings, place.environ))
             await stack.enter_async_context(watched(client, place, say))
+            if place.joined:
+                users = ", ".join(f"{one.command()[:60]} (process {one.pid})" for one in place.joined)
+                say(f"joined the local stack that is used already by {users}; the last one that leaves stops it")
             _tell(place, worker)
             await _show_log(worker.log)
     except asyncio.CancelledError:

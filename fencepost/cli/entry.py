@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 from fencepost.cli import terminal
 from fencepost.domain import errors
-from fencepost.domain.errors import FencepostError
+from fencepost.domain.errors import FencepostError, NotFoundError
 from fencepost.process import leave
 
 OK: Final = 0
@@ -28,6 +28,7 @@ _BAD_INPUT = (
     errors.InvalidInputError,
     errors.ModelNotSelectedError,
     errors.ModelUnavailableError,
+    errors.MessageNotFoundError,
     errors.NotFoundError,
     errors.PromptConflictError,
     errors.SchemaVersionError,
@@ -104,7 +105,8 @@ def enter(work: Work, *, debug: bool) -> NoReturn:
         code = INTERRUPTED
     except FencepostError as error:
         _trace(debug)
-        notice(f"fencepost: {error.message}")
+        advice = "; `fencepost session list` shows those that are there" if isinstance(error, NotFoundError) else ""
+        notice(f"fencepost: {error.message}{advice}")
         code = code_of(error)
     except Exception as error:
         _trace(debug)

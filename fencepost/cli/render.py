@@ -117,7 +117,7 @@ class Screen:
             case events.TextEnded() | events.ReasoningEnded():
                 self._end_line()
             case events.ToolCalled():
-                self._line(f"● {event.tool} {_telling(event.input)}".rstrip(), "cyan", cut=True)
+                self._line(f"● {event.tool} {telling(event.input)}".rstrip(), "cyan", cut=True)
             case events.ToolSuccess():
                 self._line(f"  └ {_outcome(event)}", "dim", cut=True)
             case events.ToolFailed():
@@ -171,7 +171,7 @@ class Screen:
         self._console.print(line, soft_wrap=True)
 
 
-def _telling(given: Mapping[str, Any]) -> str:
+def telling(given: Mapping[str, Any]) -> str:
     """Give what tells most about a tool's input: its file, command or pattern, else its first text."""
     named = [given[name] for name in _TELLING if isinstance(given.get(name), str)]
     texts = named or [value for value in given.values() if isinstance(value, str)]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fencepost.cli import arguments
 from fencepost.cli import choice as choices
 from fencepost.cli.choice import Choice
 from fencepost.cli.entry import Signals
-from fencepost.cli.terminal import Notices
+from fencepost.cli.terminal import Notices, command
 from fencepost.config import load_settings
-from fencepost.domain.contracts import SessionInput
-from fencepost.domain.errors import DirectoryError, InvalidInputError
-from fencepost.domain.ids import fresh_id, is_session_id
-from fencepost.domain.inbox import Location
+from fencepost.domain.contracts import SessionInput, TurnResult
+from fencepost.domain.errors import InvalidInputError, NotFoundError
+from fencepost.domain.ids import fresh_id
+from fencepost.domain.inbox import FileAttachment, Location
 
 if TYPE_CHECKING:
     from fencepost.store.sessions import Session
@@ -31,7 +31,9 @@ class RunOptions:
     agent: str | None = None
     base_url: str | None = None
     session: str | None = None
+    newest: bool = False
     directory: Path | None = None
+    files: tuple[Path, ...] = ()
     as_json: bool = False
     config: Path | None = None
 
@@ -40,61 +42,74 @@ async def run(options: RunOptions, signals: Signals) -> int:
     """Send the prompt, show the turn, and give the exit code."""
     say = Notices()
     settings = load_settings(options.config)
-    text = _prompt(options.prompt)
-    directory = _directory(options)
-    if options.session is not None and not is_session_id(options.session):
-        raise InvalidInputError(f"--session: {options.session!r} is no session id: one begins with ses_")
+    if options.session is not None and options.newest:
+        raise InvalidInputError("--session and --continue: both say which session goes on, so give one of them")
+    if options.session is not None:
+        arguments.session_id(options.session, "--session")
+        if options.directory is not None:
+            raise InvalidInputError("--directory is for a new session: a session keeps the directory it was made for")
+    text = arguments.text(options.prompt, settings.limits.prompt_bytes, 'fencepost run "what to do"')
+    directory = arguments.directory(options.directory)
+    files = arguments.attachments(options.files)
     choice = choices.choose(
         settings, dict(os.environ), model=options.model, agent=options.agent, base_url=options.base_url
     )
-    if options.session is None and choices.is_local(choice):
+    if not choices.is_local(choice):
+        choices.check_remote(choice)
+    elif options.session is None and not options.newest:
         choices.check(choice)
-    return await _run(options, choice, text, directory, signals, say)
+    elif options.model is not None or options.agent is not None:
+        choices.check_names(choice)
+    if options.newest:
+        options = replace(options, session=await _newest(directory, options.config))
+    return await _run(options, _Given(text, directory, files), choice, signals, say)
 
 
-async def _run(options: RunOptions, choice: Choice, text: str, directory: str, signals: Signals, say: Notices) -> int:
+@dataclass(frozen=True, slots=True)
+class _Given:
+    text: str
+    directory: str
+    files: tuple[FileAttachment, ...]
+
+
+async def _run(options: RunOptions, given: _Given, choice: Choice, signals: Signals, say: Notices) -> int:
     # Imported once the input is known to be good: these bring everything else with them.
     from fencepost.cli.render import JsonLines, Screen  # noqa: PLC0415
     from fencepost.cli.session import Wanted, ready  # noqa: PLC0415
     from fencepost.cli.turn import TurnView, exit_code  # noqa: PLC0415
 
-    wanted = Wanted(choice, options.config, options.session)
+    def verify(session: Session) -> None:
+        _check_unchanged(options, session, choice.settings.default_agent)
+
+    wanted = Wanted(choice, options.config, options.session, verify=verify)
     async with ready(wanted, say, say.progress) as house:
-        if house.existing is not None:
-            _check_unchanged(options, house.existing, choice.settings.default_agent)
         session_id, attributes = options.session, None
         if session_id is None:
             session_id = fresh_id("ses")
-            attributes = SessionInput(agent=options.agent, model=choice.model, location=Location(directory=directory))
+            where = Location(directory=given.directory)
+            attributes = SessionInput(agent=options.agent, model=choice.model, location=where)
+
+        async def work() -> TurnResult:
+            await house.client.prompt(session_id, given.text, files=given.files, session=attributes)
+            return await house.client.result(session_id)
+
         shown = JsonLines() if options.as_json else Screen()
-        result = await TurnView(house.client, session_id, shown, say).run(text, attributes, signals)
+        view = TurnView(house.client, session_id, shown, say)
+        result = await view.run(work, signals, is_new=attributes is not None)
         if result.outcome == "done":
-            say(f'session {session_id}: `fencepost run --session {session_id} "..."` goes on with it')
+            say(f'session {session_id}: `{command()} run --session {session_id} "..."` goes on with it')
         return exit_code(result, say)
 
 
-def _prompt(given: str) -> str:
-    try:
-        text = sys.stdin.read() if given == "-" else given
-    except UnicodeDecodeError as error:
-        raise InvalidInputError(f"the prompt on standard input is not text: {error.reason}") from None
-    if not text.strip():
-        where = "standard input held none" if given == "-" else "it is empty"
-        raise InvalidInputError(f'no prompt: {where}; write `fencepost run "what to do"`')
-    return text
+async def _newest(directory: str, config: Path | None) -> str:
+    """Give the newest session of a directory. Raises NotFoundError."""
+    from fencepost.cli.records import open_records  # noqa: PLC0415
 
-
-def _directory(options: RunOptions) -> str:
-    """Give the absolute directory for a new session. Whether a remote worker has it, only that worker knows."""
-    try:
-        directory = Path(options.directory or Path.cwd()).expanduser().absolute()
-    except FileNotFoundError:
-        raise DirectoryError("the current directory does not exist any more: change to another one") from None
-    if options.session is not None and options.directory is not None:
-        raise InvalidInputError("--directory is for a new session: a session keeps the directory it was made for")
-    if not directory.is_dir():
-        raise DirectoryError(f"--directory: {directory} is not a directory: create it first")
-    return str(directory)
+    async with open_records(config) as records:
+        page = await records.client.list(limit=1, directory=directory)
+    if not page.items:
+        raise NotFoundError(f"--continue: there is no session of {directory}: leave --continue out to begin one")
+    return page.items[0].id
 
 
 def _check_unchanged(options: RunOptions, session: Session, default_agent: str) -> None:

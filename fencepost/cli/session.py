@@ -1,8 +1,9 @@
-"""What `run` and `demo` share: a session, on the local stack or configured services, with a worker that serves it."""
+"""What commands that run turns share: a session, on the local stack or configured services, and a worker for it."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from fencepost.cli.workers import SharedWorker, joined
 from fencepost.client import Client, open_client
 from fencepost.config import find_config_file
 from fencepost.domain.errors import InvalidInputError, UnavailableError
+from fencepost.local.state import StateFile
 from fencepost.store.sessions import Session
 
 _WORKER_SECONDS = 5.0
@@ -24,22 +26,37 @@ _LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a command wants of a session: an existing one by its id, or a new one."""
+    """What a command wants of a session: an existing one by its id, or a new one.
+
+    `verify` looks at the existing one before anything is started to serve it, and raises what it will.
+    """
 
     choice: Choice
     config: Path | None
     session_id: str | None = None
     only_local: bool = False
+    verify: Callable[[Session], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A place with a client whose task queue is served. `existing` is the session that was asked for."""
+    """A place with a client whose task queue is served. `existing` is the session that was asked for.
+
+    `worker` is this command's share in a local worker, None when workers are somebody else's.
+    """
 
     place: Place
     client: Client
     choice: Choice
     existing: Session | None
+    worker: SharedWorker | None = None
+
+    def is_last_user(self) -> bool:
+        """Say whether the worker would end if this command did now."""
+        if self.worker is None:
+            return False
+        holders = StateFile(self.worker.log.parent).read().holders
+        return all(holder.pid == os.getpid() for holder in holders)
 
 
 @asynccontextmanager
@@ -65,16 +82,19 @@ async def ready(wanted: Wanted, say: Callable[[str], None], progress: Callable[[
         existing = None
         if wanted.session_id is not None:
             existing = await client.get(wanted.session_id)
+            if wanted.verify is not None:
+                wanted.verify(existing)
             if place.is_local:
                 choice = replace(choice, model=existing.model, agent=existing.agent)
-                choices.check(choice)
+                choices.check(choice, is_new=False)
                 place, choice = await _with_provider(stack, place, choice)
+        worker = None
         if place.is_local:
-            queue = await _serve(stack, place, choice, wanted, client, say, progress)
-            client.settings = place.settings.model_copy(update={"task_queue": queue})
+            worker = await _serve(stack, place, choice, wanted, client, say, progress)
+            client.settings = place.settings.model_copy(update={"task_queue": worker.queue})
         else:
             await _wait_for_worker(client, say)
-        yield Ready(place, client, choice, existing)
+        yield Ready(place, client, choice, existing, worker)
 
 
 async def _with_provider(stack: AsyncExitStack, place: Place, choice: Choice) -> tuple[Place, Choice]:
@@ -94,8 +114,8 @@ async def _serve(
     client: Client,
     say: Callable[[str], None],
     progress: Callable[[str], None],
-) -> str:
-    """See to a worker, and give its task queue: that of the session's open run, if there is one."""
+) -> SharedWorker:
+    """See to a worker on the task queue of the session's open run, or another one if there is none."""
     config = find_config_file(wanted.config, choice.environ)
     open_queue = await client.open_queue(wanted.session_id) if wanted.session_id is not None else None
     worker = SharedWorker(
@@ -108,7 +128,7 @@ async def _serve(
         say=progress,
     )
     await stack.enter_async_context(joined(worker, say))
-    return worker.queue
+    return worker
 
 
 async def _wait_for_worker(client: Client, say: Callable[[str], None]) -> None:

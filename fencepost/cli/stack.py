@@ -14,6 +14,7 @@ from fencepost.client import Client, Service
 from fencepost.config import PREFIX, ExternalServices, Settings, external_services
 from fencepost.domain.errors import FencepostError, UnavailableError
 from fencepost.local import LocalStack
+from fencepost.local.state import Holder
 from fencepost.store import migrate
 
 SERVICES: Final[tuple[Service, ...]] = ("PostgreSQL", "Temporal")
@@ -25,6 +26,7 @@ class Place:
     """Settings and environment with the services' addresses in them.
 
     `is_local` says that workers are ours to start. `revive` blocks, and starts local servers again that have ended.
+    `joined` are the commands that used the local servers before this one came.
     """
 
     settings: Settings
@@ -32,6 +34,7 @@ class Place:
     is_local: bool
     ui_url: str | None = None
     revive: Callable[[], None] | None = None
+    joined: tuple[Holder, ...] = ()
 
 
 @asynccontextmanager
@@ -70,18 +73,21 @@ async def open_place(
     local = stack_of(*ports)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(local)
-        environ = dict(environ)
         url = settings.database_url if given.postgresql else local.database_url
         assert url is not None
-        environ[f"{PREFIX}DATABASE_URL"] = url
+        environ = {**environ, f"{PREFIX}DATABASE_URL": url}
         if not given.temporal:
-            for name in [each for each in environ if each.startswith("TEMPORAL_")]:
-                del environ[name]
-            # Nor the configuration file of Temporal's clients: it may name a namespace or a certificate.
-            environ |= {"TEMPORAL_ADDRESS": local.temporal_address, "TEMPORAL_CONFIG_FILE": os.devnull}
+            environ = with_temporal(environ, local.temporal_address)
         settings = settings.model_copy(update={"database_url": url})
         await migrate.upgrade(url, say=say)
-        yield Place(settings, environ, True, None if given.temporal else local.ui_url, revive)
+        yield Place(settings, environ, True, None if given.temporal else local.ui_url, revive, local.others)
+
+
+def with_temporal(environ: Mapping[str, str], address: str) -> dict[str, str]:
+    """Give the environment for clients of the local server, without what it says about another one."""
+    others = {name: value for name, value in environ.items() if not name.startswith("TEMPORAL_")}
+    # Nor the configuration file of Temporal's clients: it may name a namespace or a certificate.
+    return {**others, "TEMPORAL_ADDRESS": address, "TEMPORAL_CONFIG_FILE": os.devnull}
 
 
 @asynccontextmanager

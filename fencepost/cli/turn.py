@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Any
 
 from fencepost.cli.entry import FAILED, INTERRUPTED, OK, Signals
 from fencepost.cli.render import JsonLines, Screen
 from fencepost.client import Client
-from fencepost.domain.contracts import SessionInput, TurnResult
+from fencepost.domain.contracts import TurnResult
 from fencepost.domain.errors import NotFoundError, UnavailableError
 from fencepost.domain.events import StepEnded, StepFailed, StepInterrupted
 from fencepost.store.event_log import StoredEvent
 
 _AGAIN_SECONDS = 1.0
-_STATUS_SECONDS = 2.0
+_STATUS_SECONDS = 1.0
+_RETRY_SECONDS = 0.25
 _INTERRUPT_SECONDS = 3.0
 _SETTLEMENTS = frozenset(kind.stored_type() for kind in (StepEnded, StepFailed, StepInterrupted))
 
@@ -33,15 +35,18 @@ class TurnView:
         self._settled: StoredEvent | None = None
         self._interrupting: asyncio.Task[None] | None = None
 
-    async def run(self, text: str, session: SessionInput | None, signals: Signals) -> TurnResult:
-        """Send the prompt and give how its run ended, everything shown. Ctrl-C interrupts the turn, once.
+    async def run(
+        self, work: Callable[[], Awaitable[TurnResult]], signals: Signals, *, is_new: bool = False
+    ) -> TurnResult:
+        """Do the work, which begins or joins a turn, and give how that ended, everything shown.
 
-        `session` are the attributes of a new session. Raises BrokenPipeError when nobody reads the output any more.
+        Ctrl-C interrupts the turn, once. `is_new` says that the work makes the session too. Raises BrokenPipeError
+        when nobody reads the output any more.
         """
-        self._seen = -1 if session is not None else await self._client.head(self._session_id)
+        self._seen = -1 if is_new else await self._client.head(self._session_id)
         printing = asyncio.create_task(self._print())
         watching = asyncio.create_task(self._watch_status())
-        working = asyncio.create_task(self._work(text, session))
+        working = asyncio.ensure_future(work())
         try:
             with signals.softened(self._interrupt):
                 await asyncio.wait({printing, working}, return_when=asyncio.FIRST_COMPLETED)
@@ -53,14 +58,11 @@ class TurnView:
             self._shown.finish(result)
             return result
         finally:
-            tasks = [each for each in (printing, watching, working, self._interrupting) if each is not None]
+            begun = (printing, watching, working, self._interrupting)
+            tasks: list[asyncio.Future[Any]] = [each for each in begun if each is not None]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _work(self, text: str, session: SessionInput | None) -> TurnResult:
-        await self._client.prompt(self._session_id, text, session=session)
-        return await self._client.result(self._session_id)
 
     async def _print(self) -> None:
         async for item in self._client.events(self._session_id, self._seen):
@@ -108,26 +110,30 @@ class TurnView:
 
     async def _watch_status(self) -> None:
         """Say what the turn waits for, while nothing of it is to be seen."""
-        said, seen = "", -2
+        said, seen, pause, failed = "", -2, _STATUS_SECONDS, (0, 1)
         while True:
-            await asyncio.sleep(_STATUS_SECONDS)
+            await asyncio.sleep(pause)
             if seen != self._seen:
-                seen = self._seen
+                seen, pause = self._seen, _STATUS_SECONDS
                 continue
             try:
                 status = await self._client.status(self._session_id)
             except UnavailableError:
                 continue
-            text = ""
+            text, pause = "", _STATUS_SECONDS
             if status.phase == "retrying":
-                text = f"the provider failed: attempt {status.attempt} is on its way"
+                pause = _RETRY_SECONDS  # the first repetitions are quick
+                told = failed[1] if failed[0] == status.step else 1
+                for attempt in range(told + 1, status.attempt + 1):
+                    self._say(f"attempt {attempt - 1} at the provider failed: attempt {attempt} is on its way")
+                failed = (status.step, max(told, status.attempt))
             elif status.phase == "waiting" and status.waiting_for:
                 text = f"waiting: {status.waiting_for}"
             if text and text != said:
                 self._say(text)
             said = text
 
-    async def _unread(self, printing: asyncio.Task[None], working: asyncio.Task[TurnResult]) -> None:
+    async def _unread(self, printing: asyncio.Task[None], working: asyncio.Future[TurnResult]) -> None:
         """Nobody reads what is shown: stop the turn as Ctrl-C would, then raise why there is no output."""
         self._start_interrupting()
         await asyncio.wait({working})

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
@@ -164,10 +165,7 @@ class SharedWorker:
             yield file
 
     def _read(self) -> _Process | None:
-        try:
-            return _Process.model_validate_json((self._folder / "worker.json").read_bytes())
-        except (OSError, ValidationError):
-            return None
+        return _process_in(self._folder)
 
     def _start(self) -> None:
         begun = time.monotonic()
@@ -200,8 +198,55 @@ class SharedWorker:
     def _end(self, *, grace: float) -> None:
         process = self._read()
         if process is not None and process.is_alive():
-            processes.end(process.pid, ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0)))
+            processes.end(process.pid, _ending(grace))
         (self._folder / "worker.json").unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorker:
+    """A worker process of local mode, and who uses it."""
+
+    queue: str
+    pid: int
+    holders: tuple[Holder, ...]
+
+
+def running_workers(home: Path) -> list[RunningWorker]:
+    """Give the workers that run in a home, without waiting for anybody. A queue with an odd name is a digest."""
+    found = []
+    for folder in _folders(home):
+        process = _process_in(folder)
+        if process is not None and process.is_alive():
+            found.append(RunningWorker(folder.name, process.pid, StateFile(folder).read().holders))
+    return found
+
+
+def sweep_workers(home: Path, grace: float) -> int:
+    """End the workers whose users are all gone, letting each hand its work over for so long; give how many."""
+    ended = 0
+    for folder in _folders(home):
+        with StateFile(folder).locked(lambda: None):
+            process = _process_in(folder)
+            if process is not None and process.is_alive() and not StateFile(folder).read().holders:
+                processes.end(process.pid, _ending(grace))
+                (folder / "worker.json").unlink(missing_ok=True)
+                ended += 1
+    return ended
+
+
+def _folders(home: Path) -> list[Path]:
+    return sorted(file.parent for file in (home / "workers").glob("*/worker.json"))
+
+
+def _process_in(folder: Path) -> _Process | None:
+    try:
+        return _Process.model_validate_json((folder / "worker.json").read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def _ending(grace: float) -> tuple[tuple[signal.Signals, float], ...]:
+    return ((signal.SIGTERM, grace), (signal.SIGKILL, 5.0))
 
 
 @asynccontextmanager

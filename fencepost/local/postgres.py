@@ -63,7 +63,8 @@ class _Account:
 
 
 class PostgresServer:
-    """The server of one home directory. Every call is made while the stack's lock is held."""
+    """The server of one home directory. Every call is made while the stack's lock is held, but those of `url`, `pid`
+    and `is_ready`, which only look."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -83,8 +84,8 @@ class PostgresServer:
         pid = self.pid()
         if pid is None:
             return False
-        processes.wait_until(lambda: self._is_ready() or self.pid() != pid, _ANSWER_SECONDS)
-        return self._is_ready() and self.pid() == pid
+        processes.wait_until(lambda: self.is_ready() or self.pid() != pid, _ANSWER_SECONDS)
+        return self.is_ready() and self.pid() == pid
 
     def start(self, *, fast: bool) -> bool:
         """Start the server, making its cluster and database first where there is none; True when it made them.
@@ -123,7 +124,8 @@ class PostgresServer:
         alive = processes.start_mark(pid) is not None
         return pid if alive and str(self._data) in " ".join(processes.arguments_of(pid)) else None
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Say whether the server that was started last has come so far that it takes connections."""
         try:
             lines = (self._data / "postmaster.pid").read_text().splitlines()
         except OSError:
@@ -131,8 +133,7 @@ class PostgresServer:
         return len(lines) > 7 and lines[7].strip() == "ready"
 
     def _prepare_folders(self) -> None:
-        if self._account is not None:
-            _check_reachable(self._home)
+        check_reachable(self._home)
         for folder in (self._folder, self._socket):
             folder.mkdir(mode=0o700, exist_ok=True)
             owner = folder.stat().st_uid
@@ -229,7 +230,8 @@ class PostgresServer:
             output.seek(0)
             said = output.read()
         if result.returncode != 0 and (unless is None or unless not in said):
-            words = " | ".join(line.strip() for line in said.splitlines() if line.strip())
+            lines = [line.strip() for line in said.splitlines() if line.strip()]
+            words = " | ".join([line for line in lines if "error:" in line] or lines)
             raise UnavailableError(
                 f"{Path(command[0]).name} failed: {words or result.returncode}; log: {processes.tail(self._log)}"
             )
@@ -256,7 +258,10 @@ def _is_reachable(path: Path) -> bool:
     return bool(path.stat().st_mode & 0o004) and all(parent.stat().st_mode & 0o001 for parent in path.parents)
 
 
-def _check_reachable(home: Path) -> None:
+def check_reachable(home: Path) -> None:
+    """Raise ConfigurationError when PostgreSQL's user cannot enter the directory; only root has another user for it."""
+    if os.geteuid() != 0:
+        return
     for folder in (home, *home.parents):
         if not folder.stat().st_mode & 0o001:
             raise ConfigurationError(

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fencepost.domain.errors import UnavailableError
+from fencepost.domain.errors import ConfigurationError, UnavailableError
 from fencepost.local import temporal
 from fencepost.local.postgres import PostgresServer
 from fencepost.local.processes import start_mark
@@ -53,6 +53,8 @@ class LocalStack:
         self._token: str | None = None
         self._database_url: str | None = None
         self._addresses: tuple[int, int] | None = None
+        self.others: tuple[Holder, ...] = ()
+        """Who used the stack already when this user came."""
 
     @property
     def database_url(self) -> str:
@@ -88,6 +90,7 @@ class LocalStack:
         file = StateFile(self.home)
         with file.locked(lambda: self._progress("waiting for another fencepost that starts or stops the local stack")):
             state = file.read()
+            self.others = state.holders
             try:
                 state = self._start_servers(state)
                 holder = Holder(token=secrets.token_hex(8), pid=os.getpid(), started=start_mark(os.getpid()) or "")
@@ -129,6 +132,11 @@ class LocalStack:
         server = temporal.TemporalServer(self.home)
         running = server.running()
         if running is not None:
+            for wanted, port in zip(self._ports, running, strict=True):
+                if wanted and wanted != port:
+                    self._progress(
+                        f"port {wanted} is not taken: Temporal runs already, at {running[0]} and {running[1]}"
+                    )
             return running
         port = temporal.choose_port(self._ports[0], state.temporal_port, temporal.PORT, self._progress, "Temporal")
         ui_port = temporal.choose_port(
@@ -194,7 +202,12 @@ def _stop_servers(home: Path) -> None:
 
 def _make_home(home: Path) -> None:
     missing = [folder for folder in (home, *home.parents) if not folder.exists()]
-    home.mkdir(parents=True, exist_ok=True)
-    # As root others may pass through what we made, for PostgreSQL's sake, but not look around; else it is ours alone.
-    for folder in missing:
-        folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        # As root others may pass through what we made, for PostgreSQL's sake, but not look around.
+        for folder in missing:
+            folder.chmod(0o711 if os.geteuid() == 0 else 0o700)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{home}: cannot be made ({error.strerror}): set FENCEPOST_HOME to a directory of yours"
+        ) from None

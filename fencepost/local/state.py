@@ -12,8 +12,8 @@ from typing import Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from fencepost.domain.errors import UnavailableError
-from fencepost.local.processes import start_mark
+from fencepost.domain.errors import ConfigurationError, UnavailableError
+from fencepost.local.processes import arguments_of, start_mark
 
 _WAIT_SECONDS: Final = 120
 _PATIENCE_SECONDS: Final = 1
@@ -31,6 +31,14 @@ class Holder(BaseModel):
 
     def is_alive(self) -> bool:
         return start_mark(self.pid) == self.started
+
+    def command(self) -> str:
+        """Give the command line of the process, as somebody would type it; empty when it is gone."""
+        program, *arguments = arguments_of(self.pid) or [""]
+        if Path(program).name.startswith("python") and arguments:
+            program, *arguments = arguments[1:] if arguments[0] == "-m" else arguments
+        program = "fencepost" if program == "fencepost.cli" else Path(program).name
+        return " ".join((program, *arguments))
 
 
 class StackState(BaseModel):
@@ -58,9 +66,15 @@ class StateFile:
     def locked(self, waiting: Callable[[], None]) -> Iterator[None]:
         """Hold the lock. `waiting` is called once when that takes more than a moment.
 
-        Raises UnavailableError after two minutes. The kernel frees the lock of a process that dies.
+        Raises UnavailableError after two minutes, and ConfigurationError where no file can be made. The kernel frees
+        the lock of a process that dies.
         """
-        handle = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            handle = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self._lock}: cannot be opened ({error.strerror}): set FENCEPOST_HOME to a directory of yours"
+            ) from None
         try:
             begun, told = time.monotonic(), False
             while True:
@@ -83,7 +97,7 @@ class StateFile:
         """Give the state without holders that are gone. A file that cannot be read counts as none."""
         try:
             return StackState.model_validate_json(self._file.read_bytes()).pruned()
-        except (FileNotFoundError, ValidationError):
+        except (OSError, ValidationError):
             return StackState()
 
     def write(self, state: StackState) -> None:

@@ -69,7 +69,8 @@ def free_port() -> int:
 
 
 class TemporalServer:
-    """The server of one home directory. Every call is made while the stack's lock is held."""
+    """The server of one home directory. Every call is made while the stack's lock is held, but `seen`, which only
+    looks."""
 
     def __init__(self, home: Path) -> None:
         self._database = home / "temporal.db"
@@ -82,9 +83,17 @@ class TemporalServer:
         """
         for pid, arguments in self._processes().items():
             port, ui_port = _number_after(arguments, "--port"), _number_after(arguments, "--ui-port")
-            if port and ui_port and processes.wait_until(functools.partial(_answers, port), _ANSWER_SECONDS):
+            if port and ui_port and processes.wait_until(functools.partial(answers, port), _ANSWER_SECONDS):
                 return port, ui_port
             processes.end(pid, _ENDING)
+        return None
+
+    def seen(self) -> tuple[int, int, int] | None:
+        """Give pid, port and UI port of the server that runs on this state, whether it answers or not."""
+        for pid, arguments in self._processes().items():
+            port, ui_port = _number_after(arguments, "--port"), _number_after(arguments, "--ui-port")
+            if port and ui_port:
+                return pid, port, ui_port
         return None
 
     def start(self, port: int, ui_port: int) -> None:
@@ -95,7 +104,7 @@ class TemporalServer:
         mark = processes.start_mark(pid)
 
         def settled() -> bool:
-            return processes.start_mark(pid) != mark or (_answers(port) and _knows_attributes(program, port))
+            return processes.start_mark(pid) != mark or (answers(port) and _knows_attributes(program, port))
 
         in_time = processes.wait_until(settled, _START_SECONDS)
         if not in_time or processes.start_mark(pid) != mark:
@@ -133,11 +142,12 @@ def choose_port(wanted: int | None, remembered: int | None, usual: int, tell: Ca
                 f"port {wanted} for {what} is in use by another program: stop it or choose another"
             )
         return wanted or free_port()
-    for port in (remembered, usual):
-        if port is not None and is_free(port):
-            return port
-    port = free_port()
-    tell(f"port {remembered or usual} is in use by another program: {what} takes {port}")
+    free = [port for port in (remembered, usual) if port is not None and is_free(port)]
+    port = free[0] if free else free_port()
+    if port != usual and not is_free(usual):
+        tell(f"port {usual} is in use by another program: {what} takes {port}")
+    elif remembered not in (None, port):
+        tell(f"port {remembered} of last time is in use by another program: {what} takes {port}")
     return port
 
 
@@ -153,7 +163,8 @@ def _number_after(arguments: list[str], option: str) -> int | None:
         return None
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Say whether something takes connections at this port of the loopback address."""
     try:
         socket.create_connection((HOST, port), timeout=1).close()
     except OSError:

@@ -48,12 +48,12 @@ async def admit(
             await event_log.append(conn, head, [Entry(derived_id("evt", "admitted", session_id, input_id), event)])
         except LifecycleConflictError as error:
             # A message of this id is visible, or another session admitted the id at the same time, and won.
-            raise _conflict(session_id, input_id) from error
+            raise _conflict(session_id, input_id, await _find(conn, input_id)) from error
         row = await _find(conn, input_id)
         assert row is not None, "the projector has just inserted it"
     receipt = _receipt(row)
     if (receipt.session_id, receipt.delivery, receipt.prompt) != (session_id, delivery, prompt):
-        raise _conflict(session_id, input_id)
+        raise _conflict(session_id, input_id, row)
     if resume and receipt.promoted_seq is None and not row["wake_pending"]:
         inbox = tables.session_input
         await conn.execute(update(inbox).where(inbox.c.id == input_id).values(wake_pending=True))
@@ -61,7 +61,12 @@ async def admit(
     return Admission(receipt, claimed=owner is not None and not owner.expired)
 
 
-def _conflict(session_id: str, input_id: str) -> PromptConflictError:
+def _conflict(session_id: str, input_id: str, row: Mapping[Any, Any] | None) -> PromptConflictError:
+    """Say what the id stands for: ids are unique in the whole database, for other sessions' input too."""
+    if row is not None and row["session_id"] != session_id:
+        return PromptConflictError(
+            f"input id {input_id} belongs to another session, {row['session_id']}: ids are unique, use a new one"
+        )
     return PromptConflictError(
         f"input id {input_id} stands for something else than this prompt to {session_id} already: use a new id"
     )
@@ -88,6 +93,14 @@ async def find(conn: AsyncConnection, input_id: str) -> Receipt | None:
     """Give the receipt of an admitted input, None when there is none of this id."""
     row = await _find(conn, input_id)
     return None if row is None else _receipt(row)
+
+
+async def pending(conn: AsyncConnection, session_id: str) -> list[Receipt]:
+    """Give the receipts of the session's input that is not promoted, in the order of admission."""
+    inbox = tables.session_input
+    waiting = select(inbox).where(inbox.c.session_id == session_id, inbox.c.promoted_seq.is_(None))
+    rows = await conn.execute(waiting.order_by(inbox.c.admitted_seq))
+    return [_receipt(row) for row in rows.mappings()]
 
 
 async def has_pending(conn: AsyncConnection, session_id: str, *, waking_only: bool = False) -> bool:

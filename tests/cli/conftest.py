@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Command, read_until
+from tests.cli.command import Command, Ended, read_until
+from tests.cli.nursery import Nursery
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +64,17 @@ def connected(home: Path, database_url: str, temporal_address: str, task_queue: 
         "FENCEPOST_TASK_QUEUE": task_queue,
     }
     return Command(home, tmp_path, variables)
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    """Where commands come from that have nothing to do with how a process starts."""
+    process = Nursery()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def quick(nursery: Nursery, connected: Command) -> Callable[..., Ended]:
+    """The command with both services configured and no worker, quickly."""
+    return functools.partial(nursery, connected)

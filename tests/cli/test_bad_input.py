@@ -18,7 +18,18 @@ _NOBODY = "127.0.0.1:9"
     ("arguments", "words"),
     [
         (["run", "hi"], "needs a key: set OPENAI_API_KEY"),
-        (["run", "--model", "nope/x", "hi"], "no provider 'nope'"),
+        (["run", "--model", "nope/x", "hi"], "no provider 'nope': configured are openai, and --base-url or"),
+        (["run", "--model", "opnai/x", "hi"], "no provider 'opnai' (did you mean openai?)"),
+        (["run", "--model", "nope/x", "--session", "ses_x", "hi"], "no provider 'nope'"),
+        (["run", "--session", "ses_x", "--continue", "hi"], "so give one of them"),
+        (["run", "--session", "ses_x", "--directory", ".", "hi"], "--directory is for a new session"),
+        (["run", "--file", "/no/such/file", "hi"], "cannot be read: No such file or directory"),
+        (["session", "create", "--model", "nope/x"], "no provider 'nope'"),
+        (["session", "create", "--agent", "bild"], "did you mean build?"),
+        (["session", "create", "--id", "mine"], "--id: 'mine' is no session id"),
+        (["session", "list", "--limit", "0"], "Invalid value for '--limit'"),
+        (["session", "events", "ses_x", "--after", "-2"], "Invalid value for '--after'"),
+        (["session", "nope"], "No such command"),
         (["run", "--model", "nope", "hi"], "write it as provider/model"),
         (["run", "--agent", "bild", "hi"], "did you mean build?"),
         (["run", "--session", "nope", "hi"], "is no session id"),
@@ -52,6 +63,14 @@ def test_services_that_are_away_are_named(connected: Command) -> None:
     away = connected.given(TEMPORAL_ADDRESS=_NOBODY)("run", "hi")
     assert away.code == 3
     assert f"Temporal at {_NOBODY} cannot be reached" in away.complaint()
+
+
+def test_a_model_of_local_mode_is_refused_elsewhere(connected: Command) -> None:
+    """At once: no worker elsewhere could have it, and none is waited for."""
+    done = connected("run", "--model", "scripted/demo", "hi")
+
+    assert done.code == 2
+    assert "model scripted/demo is there on this machine's own services only" in done.complaint()
 
 
 def test_a_missing_worker_is_named(connected: Command) -> None:

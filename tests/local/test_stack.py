@@ -24,7 +24,9 @@ from fencepost.domain.errors import ConfigurationError, UnavailableError
 from fencepost.local import LocalStack, sweep
 from fencepost.local.postgres import PostgresServer
 from fencepost.local.processes import end, processes_with, start_mark
-from fencepost.local.temporal import TemporalServer, choose_port
+from fencepost.local.state import StateFile
+from fencepost.local.temporal import TemporalServer, choose_port, free_port
+from fencepost.local.upkeep import StackStatus, disk_use, end_holders, look, remove
 
 ROOT = str(Path(__file__).resolve().parents[2])
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as somebody else")
@@ -157,6 +159,60 @@ def test_a_remembered_port_that_is_taken_is_replaced_and_said() -> None:
 
     assert chosen != port
     assert lines == [f"port {port} is in use by another program: Temporal takes {chosen}"]
+
+
+def test_the_usual_port_in_use_is_said_though_last_time_s_is_free() -> None:
+    """Whoever looks for Temporal at its usual port finds another program there."""
+    lines: list[str] = []
+    kept = free_port()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        usual = taken.getsockname()[1]
+        assert choose_port(None, kept, usual, lines.append, "Temporal") == kept
+    assert lines == [f"port {usual} is in use by another program: Temporal takes {kept}"]
+
+    assert choose_port(None, kept, kept, lines.append, "Temporal") == kept
+    assert len(lines) == 1
+
+
+def test_looking_changes_nothing_and_waits_for_nobody(home: Path) -> None:
+    """Also while somebody holds the lock: what runs, who uses it, and what it takes."""
+    assert look(home) == StackStatus(home, None, None, ())
+    with _other_process(home) as (process, postgres, address), StateFile(home).locked(lambda: None):
+        status = look(home)
+
+        assert status.postgresql is not None
+        assert status.temporal is not None
+        assert (status.postgresql.pid, status.postgresql.answers) == (postgres, True)
+        assert (status.temporal.address, status.temporal.answers) == (address, True)
+        assert [one.pid for one in status.holders] == [process.pid]
+        assert status.holders[0].command() == f"user.py {home}"
+        assert disk_use(home) > 10_000_000
+        assert disk_use(home / "nothing") == 0
+
+
+def test_state_in_use_is_not_removed(home: Path) -> None:
+    """Decided under the lock, so that nobody starts meanwhile."""
+    with LocalStack(home, postgresql=False, temporal_port=0, ui_port=0):
+        assert not remove(home, outputs=True)
+        assert (home / "temporal.db").exists()
+
+    assert remove(home, outputs=True)
+    assert [file.name for file in home.iterdir()] == ["stack.lock"]
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+def test_users_are_ended_before_their_servers(home: Path, obeys: bool) -> None:
+    """They would start them again otherwise. One that hangs is killed."""
+    with _other_process(home) as (process, _, _):
+        if not obeys:
+            process.send_signal(signal.SIGSTOP)
+        holders = look(home).holders
+        assert [one.is_alive() for one in holders] == [True]
+        end_holders(holders, seconds=5 if obeys else 0.1)
+        assert [one.is_alive() for one in holders] == [False]
+        assert sweep(home)
+
+    assert _running(home) == (False, False)
 
 
 async def test_a_long_home_gets_a_socket_elsewhere(home: Path) -> None:

@@ -1,0 +1,106 @@
+"""Commands that look and mend: what is configured, what works, and the state of local mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fencepost.cli.options import Config, Debug, Json, Work, help_alone, start
+
+_DOCTOR_CODES = (
+    "Exit codes: 0 nothing is wrong (there may be warnings); 1 something is wrong; 3 a service, a worker or the "
+    "model's provider cannot be reached. It starts nothing, changes nothing and shows no key."
+)
+
+configuration = typer.Typer(help="The configuration.", invoke_without_command=True, rich_markup_mode=None)
+local = typer.Typer(help="The local servers and their state.", invoke_without_command=True, rich_markup_mode=None)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command(epilog=_DOCTOR_CODES)(doctor)
+    app.add_typer(configuration, name="config")
+    app.add_typer(local, name="local")
+
+
+@configuration.callback()
+def configuration_root(context: typer.Context) -> None:
+    """The configuration."""
+    help_alone(context)
+
+
+@local.callback()
+def local_root(context: typer.Context) -> None:
+    """The local servers and their state."""
+    help_alone(context)
+
+
+def doctor(context: typer.Context, as_json: Json = False, config: Config = None, debug: Debug = False) -> None:
+    """Say what is configured, what can be reached, what is wrong, and how each of it is mended."""
+
+    def work(configured: Path | None) -> Work:
+        from fencepost.cli import doctor as command  # noqa: PLC0415
+
+        return lambda signals: command.doctor(configured, as_json, signals)
+
+    start(context, config, debug, work)
+
+
+@configuration.command()
+def show(context: typer.Context, as_json: Json = False, config: Config = None, debug: Debug = False) -> None:
+    """Show every setting with its value and where that comes from; secrets are withheld."""
+
+    def work(configured: Path | None) -> Work:
+        from fencepost.cli import config_show as command  # noqa: PLC0415
+
+        return lambda signals: command.show(configured, as_json, signals)
+
+    start(context, config, debug, work)
+
+
+@local.command()
+def status(context: typer.Context, as_json: Json = False, config: Config = None, debug: Debug = False) -> None:
+    """Say which local servers run, who uses them, and what their state takes."""
+
+    def work(configured: Path | None) -> Work:
+        from fencepost.cli import local_state as command  # noqa: PLC0415
+
+        return lambda signals: command.status(configured, as_json, signals)
+
+    start(context, config, debug, work)
+
+
+@local.command()
+def stop(
+    context: typer.Context,
+    force: Annotated[bool, typer.Option("--force", help="End the commands that use them, too.")] = False,
+    config: Config = None,
+    debug: Debug = False,
+) -> None:
+    """Stop local servers and workers that a killed command has left; with --force also those in use."""
+
+    def work(configured: Path | None) -> Work:
+        from fencepost.cli import local_state as command  # noqa: PLC0415
+
+        return lambda signals: command.stop(configured, force, signals)
+
+    start(context, config, debug, work)
+
+
+@local.command()
+def reset(
+    context: typer.Context,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    config: Config = None,
+    debug: Debug = False,
+) -> None:
+    """Delete the local state: all sessions of local mode, for good. Refused while it is used."""
+
+    def work(configured: Path | None) -> Work:
+        from fencepost.cli import local_state as command  # noqa: PLC0415
+
+        return lambda signals: command.reset(configured, yes, signals)
+
+    start(context, config, debug, work)
