@@ -69,20 +69,20 @@ class OwnershipActivities:
         return ClaimResult(token=token if claimed.held else None, exhausted=claimed.exhausted, settings=settings)
 
     async def _claim(self, wanted: Wanted) -> Claimed:
-        """Ask Temporal about another owner, outside any transaction, then claim if it is still that one."""
+        """Claim; of another owner ask Temporal first, outside any transaction, and claim if it is still that one."""
         services, session_id = self._services, wanted.token.session_id
+        seen = None
         for _ in range(_LOOKS):
-            async with services.database.read() as conn:
-                owner = await ownership.owner_of(conn, session_id)
-            seen = None
-            if owner is not None and owner.owner_id != wanted.token.owner_id:
-                seen = Seen(owner, await state_of_run(services.temporal, session_id, owner.owner_id))
             try:
                 return await services.database.transact(
                     lambda conn, seen=seen: claims.claim(conn, wanted, seen, services.lease)  # type: ignore[misc]
                 )
             except AskAgainError:
-                continue
+                async with services.database.read() as conn:
+                    owner = await ownership.owner_of(conn, session_id)
+                seen = None
+                if owner is not None and owner.owner_id != wanted.token.owner_id:
+                    seen = Seen(owner, await state_of_run(services.temporal, session_id, owner.owner_id))
         raise ClaimRefusedError(f"session {session_id} changes hands too fast to be claimed")
 
     @activity.defn(name=contracts.RELEASE_SESSION)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from sqlalchemy import func, select
+from sqlalchemy import bindparam, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -16,10 +16,29 @@ from fencepost.store import event_log, tables
 from fencepost.store.engine import Database
 from fencepost.store.event_log import StoredEvent
 from fencepost.store.live import Listener, Notice, Subscription
+from fencepost.store.statement import Statement
 from fencepost.store.steps import part_of
 
 POLL_SECONDS = 0.5
 _QUEUED = 1_000
+
+
+_messages = tables.session_message
+_compaction = (
+    select(_messages.c.seq)
+    .where(_messages.c.session_id == bindparam("session_id"), _messages.c.type == "compaction")
+    .order_by(_messages.c.seq.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_HISTORY = Statement(
+    select(_messages.c.id, _messages.c.type, _messages.c.data)
+    .where(
+        _messages.c.session_id == bindparam("session_id"),
+        _messages.c.seq >= func.coalesce(_compaction, literal_column("-1")),
+    )
+    .order_by(_messages.c.seq)
+)
 
 
 async def history(conn: AsyncConnection, session_id: str) -> list[Message]:
@@ -27,19 +46,7 @@ async def history(conn: AsyncConnection, session_id: str) -> list[Message]:
 
     Raises MessageDecodeError for a row that cannot be read.
     """
-    messages = tables.session_message
-    last = (
-        select(messages.c.seq)
-        .where(messages.c.session_id == session_id, messages.c.type == "compaction")
-        .order_by(messages.c.seq.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    rows = await conn.execute(
-        select(messages.c.id, messages.c.type, messages.c.data)
-        .where(messages.c.session_id == session_id, (messages.c.seq >= last) | (last.is_(None)))
-        .order_by(messages.c.seq)
-    )
+    rows = await _HISTORY.all(conn, session_id=session_id)
     return [decode_message(row.id, row.type, row.data) for row in rows]
 
 

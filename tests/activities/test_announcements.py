@@ -108,7 +108,7 @@ async def test_nothing_is_announced_before_its_commit(told: Told) -> None:
     """An admission and a stream's part that wait for the log's lock: silence, then both are told of."""
     work = await told.store.begin(told.session_id)
     publisher = told.publisher(work)
-    async with told.store.database.engine.begin() as gate:
+    async with told.store.database.begin() as gate:
         await event_log.lock(gate, told.session_id)
         admitting = asyncio.create_task(told.admit())
         await told.store.waiting(1)
