@@ -50,6 +50,10 @@ class OwnershipActivities:
     @guarded
     async def claim_session(self, given: ClaimInput) -> ClaimResult:
         """Claim the session for this run, taking over where the protocol allows it."""
+        return await self.claim(given)
+
+    async def claim(self, given: ClaimInput) -> ClaimResult:
+        """Claim the session. Raises ClaimRefusedError, OwnershipLostError and UnavailableError."""
         services, limits = self._services, self._services.settings.limits
         run_id = activity.info().workflow_run_id or ""
         token = Token(

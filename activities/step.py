@@ -8,12 +8,12 @@ from temporalio import activity
 from activities.guard import guarded, own_run
 from activities.model import chosen
 from fencepost.domain import contracts
-from fencepost.domain.contracts import SettleInput, SettleResult
+from fencepost.domain.contracts import ReleaseState, SettleInput, SettleResult
 from fencepost.domain.events import StepEnded, StepFailed, StepStarted
 from fencepost.domain.messages import MessageError
 from fencepost.domain.projection import UNSETTLED
 from fencepost.services import Services
-from fencepost.store import sessions, steps
+from fencepost.store import claims, sessions, steps
 from fencepost.store.live import Notice
 from fencepost.store.steps import Interruption, Settlement
 
@@ -27,16 +27,22 @@ class StepActivities:
     @activity.defn(name=contracts.SETTLE_STEP)
     @guarded
     async def settle_step(self, given: SettleInput) -> SettleResult:
-        """Settle the step under the fence; a failure that may pass also records how the turn goes on."""
+        """Settle the step under the fence; a failure that may pass also records how the turn goes on.
+
+        With the turn's last step the session is given back, in the same transaction.
+        """
         token, lease = own_run(given.token), self._services.lease
 
-        async def work(conn: AsyncConnection) -> bool:
+        async def work(conn: AsyncConnection) -> tuple[bool, ReleaseState | None]:
             settlement = await self._settlement(conn, given)
-            return await steps.settle(conn, token, given.step, settlement, lease)
+            continued = await steps.settle(conn, token, given.step, settlement, lease)
+            if continued or not given.release:
+                return continued, None
+            return continued, await claims.release(conn, token, interrupted=False)
 
-        continued = await self._services.database.transact(work)
+        continued, released = await self._services.database.transact(work)
         self._services.announcer.send(token.session_id, Notice.look())
-        return SettleResult(continued=continued)
+        return SettleResult(continued=continued, released=released)
 
     async def _settlement(self, conn: AsyncConnection, given: SettleInput) -> Settlement:
         session_id = given.token.session_id

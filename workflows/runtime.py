@@ -23,8 +23,17 @@ class RawWhenUndeclared(PydanticPayloadConverter):
     signal silently, and fail the workflow task, for ever, on a malformed start.
     """
 
+    _one: RawWhenUndeclared | None = None
+
+    def __new__(cls) -> RawWhenUndeclared:
+        """Give the one there is: it has no state, is asked for with every activation, and takes long to make."""
+        if cls._one is None:
+            cls._one = super().__new__(cls)
+            PydanticPayloadConverter.__init__(cls._one, ToJsonOptions(exclude_unset=True))
+        return cls._one
+
     def __init__(self) -> None:
-        super().__init__(ToJsonOptions(exclude_unset=True))
+        """Leave it as `__new__` made it."""
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
         """Decode by the declared types, or not at all."""

@@ -54,6 +54,18 @@ def sqlstate(error: BaseException) -> str:
     return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
 
 
+def _is_away(error: BaseException) -> bool:
+    """Say whether the database cannot be used now, rather than that it refused what it was asked."""
+    if not isinstance(error, _DRIVER_ERRORS):
+        return True
+    if isinstance(error, DBAPIError) and error.connection_invalidated:
+        return True
+    state = sqlstate(error)
+    if not state:
+        return isinstance(error, _CLIENT_SIDE)
+    return state.startswith(_AWAY) or state in ("3D000", "28P01", "28000")
+
+
 def unavailable(url: URL, error: BaseException) -> UnavailableError:
     """Put a lost or refused connection into one line, without the password."""
     cause = getattr(error, "orig", error)
@@ -99,6 +111,7 @@ class Database:
             json_deserializer=from_json,
             # Transactions are begun and ended by `begin`, at a third of the CPU that SQLAlchemy takes for it.
             isolation_level="AUTOCOMMIT",
+            hide_parameters=True,  # they hold what people wrote
             connect_args={"timeout": 5, "command_timeout": 30, "server_settings": {"application_name": "fencepost"}},
         )
 
@@ -115,7 +128,9 @@ class Database:
             async with self.engine.connect() as conn:
                 yield conn
         except (*_DRIVER_ERRORS, PoolTimeoutError, OSError, TimeoutError) as error:
-            raise self._translated(error) from error
+            if not _is_away(error):
+                raise
+            raise unavailable(self.url, error) from error
 
     async def transact(self, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
         """Run the work in one transaction, again when the database asks for it (deadlock, serialization).
@@ -127,13 +142,12 @@ class Database:
             try:
                 async with self.begin() as conn:
                     return await work(conn)
-            except _DRIVER_ERRORS as error:
-                if sqlstate(error) in _AGAIN and attempt + 1 < _TRIES:
-                    await asyncio.sleep(0.01 * 2**attempt)
-                    continue
-                raise self._translated(error) from error
-            except (PoolTimeoutError, OSError, TimeoutError) as error:
-                raise self._translated(error) from error
+            except (*_DRIVER_ERRORS, PoolTimeoutError, OSError, TimeoutError) as error:
+                if _is_away(error):
+                    raise unavailable(self.url, error) from error
+                if sqlstate(error) not in _AGAIN or attempt + 1 == _TRIES:
+                    raise
+                await asyncio.sleep(0.01 * 2**attempt)
         raise AssertionError("unreachable: the last try returns or raises")
 
     @asynccontextmanager
@@ -156,12 +170,3 @@ class Database:
         """Ask for a trivial answer. Raises UnavailableError."""
         async with self.read() as conn:
             await conn.execute(text("SELECT 1"))
-
-    def _translated(self, error: BaseException) -> BaseException:
-        if isinstance(error, _DRIVER_ERRORS):
-            state = sqlstate(error)
-            away = state.startswith(_AWAY) or state in ("3D000", "28P01", "28000")
-            away |= isinstance(error, DBAPIError) and error.connection_invalidated
-            if not away and not (isinstance(error, _CLIENT_SIDE) and not state):
-                return error
-        return unavailable(self.url, error)

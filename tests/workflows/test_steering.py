@@ -284,7 +284,7 @@ async def test_a_prompt_that_is_only_recorded_waits(house: MakeHouse) -> None:
 
 
 @pytest.mark.parametrize("signal", ["steer", "queue", "wake"])
-@pytest.mark.parametrize("activity", ["release_session", "settle_step", "prepare_step", "_claim", "admit_start"])
+@pytest.mark.parametrize("activity", ["settle_step", "resolve_model", "_claim", "admit_start"])
 async def test_a_signal_that_comes_during_an_activity_is_not_lost(house: MakeHouse, activity: str, signal: str) -> None:
     """Temporal runs the workflow task again, with activities that were committed: the turn takes the same way."""
     h = await house(lambda body: [Say("Yes.")])
@@ -349,7 +349,7 @@ async def test_a_prompt_that_comes_during_the_release_is_answered(house: MakeHou
     async def send() -> None:
         asking.append(asyncio.create_task(h.prompt(session_id, "More.")))
 
-    with During(h, "release_session", send):
+    with During(h, "settle_step", send):
         await h.start(session_id, "Go.")
         await h.ended(session_id)
     receipt = await asking[0]
