@@ -1,8 +1,10 @@
 """The worker's entry: settings, services, then one Temporal worker per task queue until it is told to stop."""
 
+import argparse
 import asyncio
 import signal
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from temporalio.worker import Worker
@@ -12,7 +14,8 @@ from fencepost.config import load_settings
 from fencepost.domain.contracts import workspace_queue
 from fencepost.process import run_and_exit
 from fencepost.services import Services, open_services
-from fencepost.telemetry import configure_logging, get_logger
+from fencepost.serving import forward_native_log, serve
+from fencepost.telemetry import configure_logging
 from workflows.runtime import served_workflows
 
 
@@ -39,22 +42,19 @@ def build_workers(services: Services) -> list[Worker]:
     return [main, Worker(services.temporal, **options)]
 
 
-async def run() -> None:
+async def run(health_file: Path | None) -> None:
     """Serve until SIGTERM or SIGINT, then hand running work over. Raises FencepostError when it cannot start."""
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
+    forward_native_log()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with open_services(settings) as services:
-        workers = build_workers(services)
-        running = [asyncio.create_task(worker.run()) for worker in workers]
-        get_logger("fencepost.worker").info("worker ready", queues=[each.task_queue for each in workers])
-        told = asyncio.create_task(stop.wait())
-        await asyncio.wait([told, *running], return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        await asyncio.gather(*(worker.shutdown() for worker in workers), *running)
+        await serve(services, build_workers(services), stop, health_file)
 
 
 if __name__ == "__main__":
-    run_and_exit("worker", run())
+    parser = argparse.ArgumentParser(prog="worker")
+    parser.add_argument("--health-file", type=Path, help="a file that is fresh for as long as this worker can work")
+    run_and_exit("worker", run(parser.parse_args().health_file))

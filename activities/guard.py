@@ -21,7 +21,7 @@ from fencepost.domain.errors import FencepostError, OwnershipLostError, Unavaila
 from fencepost.domain.ownership import Token
 from fencepost.services import Services
 from fencepost.store import ownership
-from fencepost.telemetry import get_logger
+from fencepost.telemetry import concern, get_logger, mark_told
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -30,20 +30,48 @@ TRUSTED_SECONDS = 20.0
 
 _log = get_logger("fencepost.activities")
 
+activity.logger.activity_info_on_message = False  # what it would add to each line is in the fields that `_concern` adds
+
 
 def guarded(
     function: Callable[Parameters, Awaitable[Result]],
 ) -> Callable[Parameters, Awaitable[Result]]:
-    """Turn domain errors into ApplicationError, with the error's code as its type. Put it under `activity.defn`."""
+    """Turn domain errors into ApplicationError, with the error's code as its type. Put it under `activity.defn`.
+
+    Each of them is one line of the log, and every line of the activity says what it is about.
+    """
 
     @wraps(function)
     async def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        _concern(args[-1])
         try:
             return await function(*args, **kwargs)
         except FencepostError as error:
-            raise ApplicationError(error.message, type=error.code, non_retryable=not error.retryable) from error
+            event = "ownership lost" if isinstance(error, OwnershipLostError) else "activity refused"
+            _log.warning(event, kind=error.code, error=error.message)
+            failure = ApplicationError(error.message, type=error.code, non_retryable=not error.retryable)
+            mark_told(failure)
+            raise failure from error
+        except ApplicationError as error:
+            if error.type == WORKER_SHUTDOWN:
+                _log.info("work handed over", reason=error.message)
+                mark_told(error)
+            raise
 
     return call
+
+
+def _concern(given: object) -> None:
+    """Say in every line of this activity, whoever writes it, which session, turn, execution and step it is about."""
+    if not activity.in_activity():
+        return
+    info = activity.info()
+    about = {"session": info.workflow_id, "turn": info.workflow_run_id, "activity": info.activity_type}
+    if (token := getattr(given, "token", None)) is not None:
+        about["execution"] = token.execution_id
+    if (step := getattr(given, "step", None)) is not None:
+        about["step"] = step
+    concern(**about)
 
 
 def own_run(token: Token) -> Token:

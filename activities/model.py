@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -18,6 +19,7 @@ from fencepost.store import sessions, steps
 from fencepost.store.live import Notice
 from fencepost.store.sessions import Session
 from fencepost.store.steps import Prepared
+from fencepost.telemetry import remember
 
 
 def chosen(settings: Settings, session: Session) -> tuple[str, ModelRef]:
@@ -40,6 +42,7 @@ class ModelActivities:
         """Fail interrupted tools and promote input; then, if there is something to answer, resolve agent, model and
         tools. They are sampled once, in the same transaction: a switch meanwhile is for the next step."""
         token, lease = own_run(given.token), self._services.lease
+        remember("step", token.execution_id, given.step, value=asyncio.get_running_loop().time())
 
         async def work(conn: AsyncConnection) -> tuple[Prepared, Session | None]:
             prepared = await steps.prepare(conn, token, given.step, queued=given.queued, lease=lease)

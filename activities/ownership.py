@@ -9,15 +9,36 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.guard import guarded, own_run
 from fencepost.domain import contracts
-from fencepost.domain.contracts import ClaimInput, ClaimResult, ReleaseInput, ReleaseResult
+from fencepost.domain.contracts import ClaimInput, ClaimResult, ReleaseInput, ReleaseResult, ReleaseState
 from fencepost.domain.errors import ClaimRefusedError
 from fencepost.domain.ids import derived_id
 from fencepost.domain.ownership import OwnerRun, Token
 from fencepost.services import Services
 from fencepost.store import claims, ownership
 from fencepost.store.claims import AskAgainError, Claimed, Seen, Wanted
+from fencepost.telemetry import concern, get_logger, recall
 
 _LOOKS = 5
+
+_log = get_logger("fencepost.ownership")
+
+
+def _tell(wanted: Wanted, seen: Seen | None, claimed: Claimed) -> None:
+    """Log what a claim came to; one that only renews is of no interest."""
+    if claimed.exhausted:
+        _log.warning("turn given up", reason="cut off too often")
+    elif not claimed.held or claimed.renewed:
+        _log.debug("claim renewed" if claimed.held else "nothing to run")
+    elif claimed.taken_from is None:
+        _log.info("turn claimed")
+    else:
+        reason = seen.run if seen is not None else wanted.reason
+        _log.info("turn taken over", reason=reason, from_turn=claimed.taken_from)
+
+
+def tell_release(outcome: str, state: ReleaseState) -> None:
+    """Log how a turn ended, and whether its session goes on with what came since."""
+    _log.info("turn ended" if state == "more" else "turn released", outcome=outcome, state=state)
 
 
 async def state_of_run(client: Client, session_id: str, run_id: str) -> OwnerRun:
@@ -61,6 +82,7 @@ class OwnershipActivities:
             execution_id=derived_id("exe", given.session_id, run_id, given.ordinal),
             owner_id=run_id,
         )
+        concern(execution=token.execution_id)
         wanted = Wanted(token, force=given.force, reason=given.reason, max_continuations=limits.max_continuations)
         claimed = await self._claim(wanted)
         settings = contracts.Settings(
@@ -78,7 +100,7 @@ class OwnershipActivities:
         seen = None
         for _ in range(_LOOKS):
             try:
-                return await services.database.transact(
+                claimed: Claimed = await services.database.transact(
                     lambda conn, seen=seen: claims.claim(conn, wanted, seen, services.lease)  # type: ignore[misc]
                 )
             except AskAgainError:
@@ -87,6 +109,9 @@ class OwnershipActivities:
                 seen = None
                 if owner is not None and owner.owner_id != wanted.token.owner_id:
                     seen = Seen(owner, await state_of_run(services.temporal, session_id, owner.owner_id))
+                continue
+            _tell(wanted, seen, claimed)
+            return claimed
         raise ClaimRefusedError(f"session {session_id} changes hands too fast to be claimed")
 
     @activity.defn(name=contracts.RELEASE_SESSION)
@@ -97,4 +122,6 @@ class OwnershipActivities:
         state = await self._services.database.transact(
             lambda conn: claims.release(conn, token, interrupted=given.interrupted)
         )
+        outcome = "interrupted" if given.interrupted else recall("ended", token.execution_id)
+        tell_release(str(outcome or "done"), state)
         return ReleaseResult(state=state)

@@ -141,7 +141,14 @@ class _Attempt:
             await self._services.database.transact(
                 lambda conn: steps.attempt_failed(conn, given.token, given.step, given.attempt)
             )
-        _log.warning("provider request failed", error=error.message, attempt=given.attempt, step=given.step)
+        _log.warning(
+            "provider request failed",
+            kind=error.reason if isinstance(error, ProviderError) else type(error).__name__,
+            status=getattr(error, "status", None),
+            attempt=given.attempt,
+            transient=transient,
+            retry_after=retry_after,
+        )
         return StreamResult(
             ok=False,
             error=error.message,

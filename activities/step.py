@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.guard import guarded, own_run
 from activities.model import chosen
+from activities.ownership import tell_release
 from fencepost.domain import contracts
 from fencepost.domain.contracts import ReleaseState, SettleInput, SettleResult
 from fencepost.domain.events import StepEnded, StepFailed, StepStarted
@@ -16,6 +19,27 @@ from fencepost.services import Services
 from fencepost.store import claims, sessions, steps
 from fencepost.store.live import Notice
 from fencepost.store.steps import Interruption, Settlement
+from fencepost.telemetry import get_logger, recall, remember, since
+
+_log = get_logger("fencepost.step")
+
+
+def _tell(given: SettleInput, *, continued: bool) -> str:
+    """Log how a step ended, and give it: never the provider's words, which may quote what it was sent."""
+    execution_id, result = given.token.execution_id, given.result
+    status = "interrupted" if given.interrupt is not None else "done" if result is not None and result.ok else "failed"
+    remember("ended", execution_id, value=status)
+    (_log.warning if status == "failed" else _log.info)(
+        "step settled",
+        status=status,
+        continued=continued or None,
+        model=str(given.plan.model) if given.plan is not None else None,
+        finish=result.finish if result is not None else None,
+        tokens_in=result.tokens.input if result is not None else None,
+        tokens_out=result.tokens.output if result is not None else None,
+        seconds=since(recall("step", execution_id, given.step), asyncio.get_running_loop().time()),
+    )
+    return status
 
 
 class StepActivities:
@@ -41,6 +65,9 @@ class StepActivities:
             return continued, await claims.release(conn, token, interrupted=False)
 
         continued, released = await self._services.database.transact(work)
+        status = _tell(given, continued=continued)
+        if released is not None:
+            tell_release(status, released)
         self._services.announcer.send(token.session_id, Notice.look())
         return SettleResult(continued=continued, released=released)
 

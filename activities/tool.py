@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from temporalio import activity
 
 from activities.guard import guarded, kept, own_run
@@ -14,7 +16,10 @@ from fencepost.services import Services
 from fencepost.store import tool_calls
 from fencepost.store.live import Notice
 from fencepost.store.tool_calls import PlannedCall
+from fencepost.telemetry import get_logger, since
 from fencepost.tools.registry import ToolContext
+
+_log = get_logger("fencepost.tool")
 
 
 class ToolActivities:
@@ -34,12 +39,15 @@ class ToolActivities:
                 lambda conn: tool_calls.start(conn, token, given.assistant_message_id, given.call_id, services.lease)
             )
             keeper.renewed()
+            began, fault = asyncio.get_running_loop().time(), None
             try:
                 outcome = self._success(given, await self._execute(given, planned))
             except ToolFailure as failure:
                 outcome = self._failure(given, failure.message)
             except Exception as error:
                 # A fault of the tool itself. The model sees it, and the turn goes on.
+                fault = type(error).__name__
+                _log.debug("tool fault", exc_info=error)
                 outcome = self._failure(given, f"Tool execution failed: {str(error) or type(error).__name__}")
             await services.database.transact(
                 lambda conn: tool_calls.settle(
@@ -47,7 +55,15 @@ class ToolActivities:
                 )
             )
             services.announcer.send(token.session_id, Notice.look())
-            return ToolOutcome(ok=isinstance(outcome, ToolSuccess))
+            ok = isinstance(outcome, ToolSuccess)
+            (_log.info if fault is None else _log.warning)(
+                "tool done",
+                tool=planned.name if planned.name in given.plan.tools else "unknown",
+                status="done" if ok else "failed",
+                fault=fault,
+                seconds=since(began, asyncio.get_running_loop().time()),
+            )
+            return ToolOutcome(ok=ok)
 
     async def _execute(self, given: ToolInput, planned: PlannedCall) -> ToolOutput:
         services = self._services

@@ -1,1 +1,1 @@
-"""Benchmarks. Every figure stands beside the floor of the same run: these are ratios, not promises about machines."""
+"""Benchmarks: ratios and counts within one run, beside their bounds. They promise nothing about machines."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from sqlalchemy import bindparam, delete, func, insert, select, update
@@ -62,10 +62,16 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """`held` is false when there was nothing to run. `exhausted` says that a turn was given up after too many
-    continuations."""
+    continuations.
+
+    How it came about is for the log, and no part of the answer that twins of a claim share: whether it was held
+    already, and the run that had it before.
+    """
 
     held: bool
     exhausted: bool = False
+    renewed: bool = field(default=False, compare=False)
+    taken_from: str | None = field(default=None, compare=False)
 
 
 class AskAgainError(Exception):
@@ -87,7 +93,7 @@ async def claim(conn: AsyncConnection, wanted: Wanted, seen: Seen | None, lease:
     old = held.token
     if old == token:
         await ownership.renew(conn, held, lease)
-        return Claimed(held=True, exhausted=own is not None and bool(own.results.get("exhausted")))
+        return Claimed(held=True, exhausted=own is not None and bool(own.results.get("exhausted")), renewed=True)
     if own is not None:
         if own.results.get("held") is False:
             return _recorded(own)
@@ -113,7 +119,7 @@ async def claim(conn: AsyncConnection, wanted: Wanted, seen: Seen | None, lease:
     await ledger.open_ledger(
         conn, token, outcome.continuations, head.now, results={"exhausted": True} if outcome.exhausted else None
     )
-    return Claimed(held=True, exhausted=outcome.exhausted)
+    return Claimed(held=True, exhausted=outcome.exhausted, taken_from=old.owner_id)
 
 
 def _fresh(token: Token, head: Head, lease: Lease) -> dict[str, object]:

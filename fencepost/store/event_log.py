@@ -11,7 +11,7 @@ from typing import Any
 
 from asyncpg import UniqueViolationError
 from pydantic_core import to_json
-from sqlalchemy import BigInteger, Text, bindparam, column, func, select, text
+from sqlalchemy import BigInteger, Text, bindparam, column, func, literal, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -167,32 +167,47 @@ def _same(head: Head, entry: Entry, data: dict[str, Any], old: StoredEvent) -> i
     return old.seq
 
 
+_PLACING = (SessionCreated.stored_type(), Moved.stored_type())
+_log, _earlier = tables.event, tables.event.alias()
+
+
+def _placed(name: str) -> Any:
+    return func.coalesce(_earlier.c.data["info"][name].astext, _earlier.c.data["location"][name].astext)
+
+
+# One look for the whole page; the page's own moves change it on the way.
+_place = (
+    select(func.jsonb_build_array(_placed("directory"), _placed("workspaceID")))
+    .where(
+        _earlier.c.aggregate_id == bindparam("session_id"),
+        _earlier.c.type == func.any(literal(_PLACING, ARRAY(Text))),
+        _earlier.c.seq <= bindparam("after"),
+    )
+    .order_by(_earlier.c.seq.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_page = (
+    select(_log, _place.label("place"))
+    .where(_log.c.aggregate_id == bindparam("session_id"), _log.c.seq > bindparam("after"))
+    .order_by(_log.c.seq)
+    .limit(bindparam("limit", type_=BigInteger))
+)
+_AFTER = Statement(_page)
+_SOME_AFTER = Statement(_page.where(_log.c.type == func.any(bindparam("types", type_=ARRAY(Text)))))
+
+
 async def read_after(
     conn: AsyncConnection, session_id: str, after: int, limit: int = 500, types: Collection[str] | None = None
 ) -> list[StoredEvent]:
     """Give up to `limit` events with a sequence above `after`, in order; with `types` only of these stored types."""
-    events, earlier = tables.event, tables.event.alias()
-    # One look for the whole page; the page's own moves change it on the way.
-    place = (
-        select(func.jsonb_build_array(_placed(earlier, "directory"), _placed(earlier, "workspaceID")))
-        .where(
-            earlier.c.aggregate_id == session_id,
-            earlier.c.type.in_(_PLACING),
-            earlier.c.seq <= after,
-        )
-        .order_by(earlier.c.seq.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    wanted = events.c.aggregate_id == session_id
-    if types is not None:
-        # Moves that are not wanted are read all the same, for the places of what comes after them.
-        wanted &= events.c.type.in_([*types, *_PLACING])
-    statement = select(events, place.label("place")).where(wanted).order_by(events.c.seq)
+    # Moves that are not wanted are read all the same, for the places of what comes after them.
+    some = {} if types is None else {"types": [*types, *_PLACING]}
+    statement = _AFTER if types is None else _SOME_AFTER
     found: list[StoredEvent] = []
     location: Location | None = None
     while len(found) < limit:
-        rows = (await conn.execute(statement.where(events.c.seq > after).limit(limit))).all()
+        rows = await statement.all(conn, session_id=session_id, after=after, limit=limit, **some)
         if rows and location is None and rows[0].place is not None:
             location = _location(*rows[0].place)
         for row in rows:
@@ -205,13 +220,6 @@ async def read_after(
         if types is None or len(rows) < limit:
             break
     return found[:limit]
-
-
-_PLACING = (SessionCreated.stored_type(), Moved.stored_type())
-
-
-def _placed(log: Any, name: str) -> Any:
-    return func.coalesce(log.c.data["info"][name].astext, log.c.data["location"][name].astext)
 
 
 def _location(directory: str | None, workspace_id: str | None) -> Location | None:

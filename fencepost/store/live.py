@@ -7,24 +7,34 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
+from pydantic_core import from_json, to_json
 from sqlalchemy import text
 from sqlalchemy.engine import URL
 
 from fencepost.domain.errors import SubscriberOverflowError, UnavailableError
 from fencepost.store.engine import Database, unavailable
+from fencepost.store.statement import Statement
 from fencepost.telemetry import get_logger
 
 # PostgreSQL refuses a payload of 8,000 bytes; the rest is room for the other fields.
 _CHUNK_CHARACTERS = 1_500
 _ANY_SEQ = 2**53  # above every sequence, and a number to any reader of JSON
 _QUEUED_AT_MOST = 10_000
+
+# A notification makes its transaction write to the log. Nobody has to wait until that is on the disk: what has to
+# survive a crash of the server was committed before.
+_NOTIFY = Statement(
+    text(
+        "WITH lazy AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)) "
+        "SELECT pg_notify(c, p) FROM lazy, unnest(CAST(:c AS text[]), CAST(:p AS text[])) AS n(c, p)"
+    )
+)
 
 _log = get_logger("fencepost.live")
 
@@ -59,16 +69,14 @@ class Notice:
     def encode(self) -> str:
         """Give the payload."""
         if not self.message_id:
-            return json.dumps([self.seq])
-        return json.dumps(
-            [self.seq, self.message_id, self.kind, self.part_id, self.attempt, self.offset, self.text],
-            ensure_ascii=False,
-        )
+            return f"[{self.seq}]"
+        said = [self.seq, self.message_id, self.kind, self.part_id, self.attempt, self.offset, self.text]
+        return to_json(said).decode()
 
     @classmethod
     def decode(cls, payload: str) -> Notice:
         """Read a payload. Raises ValueError or TypeError for one that is not ours."""
-        return cls(*json.loads(payload))
+        return cls(*from_json(payload))
 
     def pieces(self) -> list[Notice]:
         """Split a long text into notices that fit a payload."""
@@ -121,7 +129,7 @@ class Announcer:
         channel = channel_of(session_id)
         self._waiting += [(channel, piece.encode()) for piece in notice.pieces()]
         if not notice.message_id:
-            self._waiting.append((EVERY_SESSION, json.dumps([notice.seq, session_id])))
+            self._waiting.append((EVERY_SESSION, to_json([notice.seq, session_id]).decode()))
         self._more.set()
 
     async def _run(self) -> None:
@@ -138,10 +146,8 @@ class Announcer:
         if not waiting:
             return
         channels, payloads = zip(*waiting, strict=True)
-        statement = text("SELECT pg_notify(c, p) FROM unnest(CAST(:c AS text[]), CAST(:p AS text[])) AS n(c, p)")
         async with self._database.read() as conn:
-            await conn.execute(statement, {"c": list(channels), "p": list(payloads)})
-            await conn.commit()
+            await _NOTIFY.run(conn, c=list(channels), p=list(payloads))
 
 
 def listen_url(url: URL) -> str:
@@ -183,6 +189,7 @@ class Listener:
         self._url = database.url
         self._conn: asyncpg.Connection[Any] | None = None
         self._queues: dict[str, set[Subscription]] = {}
+        self._listening: set[str] = set()  # what the connection listens to
         self._lock = asyncio.Lock()
 
     async def close(self) -> None:
@@ -221,13 +228,11 @@ class Listener:
         async with self._lock:
             try:
                 if self._conn is None or self._conn.is_closed():
+                    self._listening.clear()
                     self._conn = await asyncpg.connect(listen_url(self._url), timeout=5, command_timeout=10)
-                    for channel in list(self._queues):
-                        await self._conn.add_listener(channel, self._heard)
-                else:
-                    for channel in list(self._queues):
-                        # asyncpg sends LISTEN only for a channel's first callback.
-                        await self._conn.add_listener(channel, self._heard)
+                for channel in self._queues.keys() - self._listening:
+                    await self._conn.add_listener(channel, self._heard)
+                    self._listening.add(channel)
             except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
                 raise unavailable(self._url, error) from error
 
@@ -239,6 +244,7 @@ class Listener:
         self._queues.pop(channel, None)
         async with self._lock:  # the connection does one thing at a time
             if channel not in self._queues and self._conn is not None and not self._conn.is_closed():
+                self._listening.discard(channel)
                 with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
                     await self._conn.remove_listener(channel, self._heard)
 

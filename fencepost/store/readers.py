@@ -21,7 +21,10 @@ from fencepost.store.steps import part_of
 
 POLL_SECONDS = 0.5
 _QUEUED = 1_000
+_PAGE = 500
 
+
+_KEPT = Statement(select(tables.live_part).where(tables.live_part.c.session_id == bindparam("session_id")))
 
 _messages = tables.session_message
 _compaction = (
@@ -86,7 +89,7 @@ class _Open:
 @dataclass(slots=True)
 class _Cursor:
     """What a reader has seen: the last sequence, and how much of each open part. `look` asks for a look at the tables:
-    at the beginning, and after a silence, since a notification may have been lost."""
+    at the beginning, and after a silence when something was missed, since a notification may have been lost."""
 
     session_id: str
     seq: int
@@ -188,21 +191,28 @@ async def _catch_up(database: Database, cursor: _Cursor, *, parts: bool) -> Asyn
     found: list[StoredEvent | Delta] = []
     while True:
         async with database.read() as conn:
-            stored = await event_log.read_after(conn, cursor.session_id, cursor.seq)
+            stored = await event_log.read_after(conn, cursor.session_id, cursor.seq, _PAGE)
             if not stored and parts:
                 found = await _kept(conn, cursor)
         for event in stored:
             for item in cursor.durable(event):
                 yield item
-        if not stored:
+        if not stored or (not parts and len(stored) < _PAGE):
             break
     for item in found:
         yield item
 
 
+async def _may_have_missed(database: Database, cursor: _Cursor) -> bool:
+    """Say whether a look at the tables may bring something. Many readers of idle sessions ask this all the time."""
+    if cursor.parts:
+        return True
+    async with database.read() as conn:
+        return await event_log.latest(conn, cursor.session_id) > cursor.seq
+
+
 async def _kept(conn: AsyncConnection, cursor: _Cursor) -> list[StoredEvent | Delta]:
-    live = tables.live_part
-    rows = await conn.execute(select(live).where(live.c.session_id == cursor.session_id))
+    rows = await _KEPT.all(conn, session_id=cursor.session_id)
     deltas = [cursor.live(row.assistant_message_id, row.kind, row.part_id, row.attempt, 0, row.text) for row in rows]
     return [delta for delta in deltas if delta is not None]
 
@@ -212,10 +222,11 @@ async def _heard(
 ) -> AsyncGenerator[StoredEvent | Delta]:
     """Yield live text until something durable is to be read, or until it is time to look anyway."""
     try:
-        notice = await asyncio.wait_for(queue.get(), POLL_SECONDS)
+        async with asyncio.timeout(POLL_SECONDS):  # wait_for would start a task for each notice
+            notice = await queue.get()
     except TimeoutError:
         await listener.ensure()
-        cursor.look = True
+        cursor.look = await _may_have_missed(database, cursor)
         return
     while True:
         if notice.seq > cursor.seq:
