@@ -179,7 +179,7 @@ class SessionTurn:
         try:
             if not is_session_id(self._session_id):
                 raise InvalidInputError(
-                    "the workflow id is the session id: `ses_` and up to 59 letters, digits, `_` or `-`"
+                    "the workflow id is the session id: `ses_` and up to 64 letters, digits, `_` or `-`"
                 )
             return read(StartInput, args, optional=True)
         except InvalidInputError as error:

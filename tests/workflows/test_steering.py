@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -181,6 +182,20 @@ async def test_sessions_do_not_wait_for_one_another(house: MakeHouse) -> None:
         await handle.result()
 
     assert {body["prompt_cache_key"] for body in h.provider.requests} == set(ids)
+
+
+@pytest.mark.conformance("RUN-06")
+async def test_session_ids_of_64_characters_are_cache_keys_without_their_prefix(house: MakeHouse) -> None:
+    """OpenAI refuses longer keys, and two sessions must not share one."""
+    h = await house(lambda body: [Say("Done.")])
+    names = [secrets.token_hex(32) for _ in range(2)]
+    for name in names:
+        await h.start(f"ses_{name}", "Go.")
+        await h.ended(f"ses_{name}")
+
+    keys = [body["prompt_cache_key"] for body in h.provider.requests]
+    assert keys == names
+    assert [len(key) for key in keys] == [64, 64]
 
 
 async def test_prompts_sent_at_once_all_get_a_receipt_and_are_answered_once(house: MakeHouse) -> None:
