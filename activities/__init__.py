@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from activities.context import ContextActivities
 from activities.inbox import InboxActivities
 from activities.model import ModelActivities
 from activities.ownership import OwnershipActivities
@@ -17,14 +16,14 @@ from fencepost.services import Services
 
 def turn_activities(services: Services) -> list[Callable[..., Any]]:
     """Give the activities of the turn workflow's own queue; those of a workspace's queue are `tool_activities`."""
-    inbox, ownership = InboxActivities(services), OwnershipActivities(services)
+    ownership = OwnershipActivities(services)
+    inbox = InboxActivities(services, ownership)
     return [
         inbox.admit_start,
         inbox.admit_input,
         inbox.place_interrupt,
         ownership.claim_session,
         ownership.release_session,
-        ContextActivities(services).prepare_step,
         ModelActivities(services).resolve_model,
         ProviderActivities(services).stream_provider,
         StepActivities(services).settle_step,

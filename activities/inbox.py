@@ -8,33 +8,39 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.guard import guarded
+from activities.ownership import OwnershipActivities
 from fencepost.domain import contracts
 from fencepost.domain.contracts import (
     AdmitInput,
     AdmitStart,
+    AdmitStartResult,
     PlacedInterrupt,
     PlaceInterrupt,
     PromptInput,
     SessionInput,
 )
-from fencepost.domain.errors import DirectoryError, InvalidInputError
+from fencepost.domain.errors import ClaimRefusedError, DirectoryError, InvalidInputError, OwnershipLostError
 from fencepost.domain.inbox import Location, Receipt
 from fencepost.services import Services
 from fencepost.store import event_log, inbox, interrupts, sessions
 from fencepost.store.live import Notice
-from fencepost.store.sessions import NewSession, Session
+from fencepost.store.sessions import NewSession
 
 
 class InboxActivities:
     """Local activities of the inbox."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, ownership: OwnershipActivities) -> None:
         self._services = services
+        self._ownership = ownership
 
     @activity.defn(name=contracts.ADMIT_START)
     @guarded
-    async def admit_start(self, given: AdmitStart) -> None:
-        """Create the session unless it exists, and admit the prompt of the start input."""
+    async def admit_start(self, given: AdmitStart) -> AdmitStartResult:
+        """Create the session unless it exists, admit the prompt of the start input, and claim the session if asked.
+
+        The claim is a transaction of its own, so that an admission outlives a claim that is refused.
+        """
         prompt = given.start.prompt
         if prompt is not None:
             self._check_size(prompt)
@@ -46,14 +52,20 @@ class InboxActivities:
 
         await self._services.database.transact(work)
         self._services.announcer.send(given.session_id, Notice.look())
+        if given.claim is None:
+            return AdmitStartResult()
+        try:
+            return AdmitStartResult(claim=await self._ownership.claim(given.claim))
+        except (ClaimRefusedError, OwnershipLostError):
+            return AdmitStartResult()  # the workflow knows what to do about it
 
-    async def _create(self, conn: AsyncConnection, session_id: str, wanted: SessionInput) -> Session:
+    async def _create(self, conn: AsyncConnection, session_id: str, wanted: SessionInput) -> None:
         if await event_log.latest(conn, session_id) >= 0:
-            return await sessions.get(conn, session_id)
+            return
         new = NewSession(
             location=self._location(wanted.location), agent=wanted.agent, model=wanted.model, title=wanted.title
         )
-        return await sessions.create(conn, session_id, new)
+        await sessions.create(conn, session_id, new)
 
     def _location(self, wanted: Location | None) -> Location:
         workspace = self._services.settings.workspace

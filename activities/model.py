@@ -1,7 +1,8 @@
-"""Resolving what a step runs with: agent, model, tools. The plan holds names only."""
+"""Beginning a step: what the model will see that it has not seen before, and what the step runs with."""
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -10,12 +11,15 @@ from temporalio import activity
 from activities.guard import guarded, own_run
 from fencepost.config import Settings
 from fencepost.domain import contracts
-from fencepost.domain.contracts import Plan, ResolveInput
-from fencepost.domain.errors import AgentNotFoundError, OwnershipLostError
+from fencepost.domain.contracts import Plan, Resolved, ResolveInput
+from fencepost.domain.errors import AgentNotFoundError, FencepostError
 from fencepost.domain.models import ModelRef
 from fencepost.services import Services
-from fencepost.store import ledger, ownership, sessions
+from fencepost.store import sessions, steps
+from fencepost.store.live import Notice
 from fencepost.store.sessions import Session
+from fencepost.store.steps import Prepared
+from fencepost.telemetry import remember
 
 
 def chosen(settings: Settings, session: Session) -> tuple[str, ModelRef]:
@@ -27,27 +31,44 @@ def chosen(settings: Settings, session: Session) -> tuple[str, ModelRef]:
 
 
 class ModelActivities:
-    """Local activities of model resolution."""
+    """Local activities of a step's beginning."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
 
     @activity.defn(name=contracts.RESOLVE_MODEL)
     @guarded
-    async def resolve_model(self, given: ResolveInput) -> Plan:
-        """Resolve the step's agent, model and tools. Sampled once: a switch meanwhile is for the next step."""
-        services, settings = self._services, self._services.settings
-        token = own_run(given.token)
+    async def resolve_model(self, given: ResolveInput) -> Resolved:
+        """Fail interrupted tools and promote input; then, if there is something to answer, resolve agent, model and
+        tools. They are sampled once, in the same transaction: a switch meanwhile is for the next step."""
+        token, lease = own_run(given.token), self._services.lease
+        remember("step", token.execution_id, given.step, value=asyncio.get_running_loop().time())
 
-        async def read(conn: AsyncConnection) -> Session:
+        async def work(conn: AsyncConnection) -> tuple[Prepared, Session | None]:
+            prepared = await steps.prepare(conn, token, given.step, queued=given.queued, lease=lease)
+            due = given.required or prepared.promoted or prepared.continued
+            return prepared, await sessions.get(conn, token.session_id) if due else None
+
+        prepared, session = await self._services.database.transact(work)
+        if prepared.promoted or prepared.continued:
+            self._services.announcer.send(token.session_id, Notice.look())
+        plan, error = None, None
+        if session is not None:
             try:
-                await ownership.hold(conn, token)
-            except OwnershipLostError:
-                if await ledger.given_back(conn, token) is None:
-                    raise
-            return await sessions.get(conn, token.session_id)
+                plan = self._plan(session, 1 if prepared.promoted else given.agent_step + 1)
+            except FencepostError as failure:
+                error = failure.message
+        return Resolved(
+            assistant_message_id=prepared.assistant_message_id,
+            promoted=prepared.promoted,
+            continued=prepared.continued,
+            plan=plan,
+            error=error,
+        )
 
-        session = await services.database.transact(read)
+    def _plan(self, session: Session, agent_step: int) -> Plan:
+        """Give the plan; it holds names only. Raises AgentNotFoundError and what the catalog raises."""
+        services, settings = self._services, self._services.settings
         name, model = chosen(settings, session)
         agent = settings.agents.get(name)
         if agent is None:
@@ -62,6 +83,6 @@ class ModelActivities:
             agent=name,
             model=model,
             tools=tuple(tool.name for tool in tools),
-            last_step=agent.steps is not None and given.agent_step >= agent.steps,
+            last_step=agent.steps is not None and agent_step >= agent.steps,
             workspace_id=session.location.workspace_id,
         )

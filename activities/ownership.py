@@ -9,14 +9,13 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from activities.guard import guarded, own_run
 from fencepost.domain import contracts
-from fencepost.domain.contracts import ClaimInput, ClaimResult, ReleaseInput, ReleaseResult
+from fencepost.domain.contracts import ClaimInput, ClaimResult, ReleaseInput, ReleaseResult, ReleaseState
 from fencepost.domain.errors import ClaimRefusedError
 from fencepost.domain.ids import derived_id
 from fencepost.domain.ownership import OwnerRun, Token
 from fencepost.services import Services
 from fencepost.store import claims, ownership
 from fencepost.store.claims import AskAgainError, Claimed, Seen, Wanted
-from fencepost.store.ownership import Owner
 from fencepost.telemetry import concern, get_logger, recall
 
 _LOOKS = 5
@@ -24,16 +23,22 @@ _LOOKS = 5
 _log = get_logger("fencepost.ownership")
 
 
-def _tell(wanted: Wanted, owner: Owner | None, seen: Seen | None, claimed: Claimed) -> None:
+def _tell(wanted: Wanted, seen: Seen | None, claimed: Claimed) -> None:
     """Log what a claim came to; one that only renews is of no interest."""
     if claimed.exhausted:
         _log.warning("turn given up", reason="cut off too often")
-    elif not claimed.held or (owner is not None and owner.execution_id == wanted.token.execution_id):
+    elif not claimed.held or claimed.renewed:
         _log.debug("claim renewed" if claimed.held else "nothing to run")
-    elif owner is None:
+    elif claimed.taken_from is None:
         _log.info("turn claimed")
     else:
-        _log.info("turn taken over", reason=seen.run if seen is not None else wanted.reason, from_turn=owner.owner_id)
+        reason = seen.run if seen is not None else wanted.reason
+        _log.info("turn taken over", reason=reason, from_turn=claimed.taken_from)
+
+
+def tell_release(outcome: str, state: ReleaseState) -> None:
+    """Log how a turn ended, and whether its session goes on with what came since."""
+    _log.info("turn ended" if state == "more" else "turn released", outcome=outcome, state=state)
 
 
 async def state_of_run(client: Client, session_id: str, run_id: str) -> OwnerRun:
@@ -66,6 +71,10 @@ class OwnershipActivities:
     @guarded
     async def claim_session(self, given: ClaimInput) -> ClaimResult:
         """Claim the session for this run, taking over where the protocol allows it."""
+        return await self.claim(given)
+
+    async def claim(self, given: ClaimInput) -> ClaimResult:
+        """Claim the session. Raises ClaimRefusedError, OwnershipLostError and UnavailableError."""
         services, limits = self._services, self._services.settings.limits
         run_id = activity.info().workflow_run_id or ""
         token = Token(
@@ -86,21 +95,22 @@ class OwnershipActivities:
         return ClaimResult(token=token if claimed.held else None, exhausted=claimed.exhausted, settings=settings)
 
     async def _claim(self, wanted: Wanted) -> Claimed:
-        """Ask Temporal about another owner, outside any transaction, then claim if it is still that one."""
+        """Claim; of another owner ask Temporal first, outside any transaction, and claim if it is still that one."""
         services, session_id = self._services, wanted.token.session_id
+        seen = None
         for _ in range(_LOOKS):
-            async with services.database.read() as conn:
-                owner = await ownership.owner_of(conn, session_id)
-            seen = None
-            if owner is not None and owner.owner_id != wanted.token.owner_id:
-                seen = Seen(owner, await state_of_run(services.temporal, session_id, owner.owner_id))
             try:
                 claimed: Claimed = await services.database.transact(
                     lambda conn, seen=seen: claims.claim(conn, wanted, seen, services.lease)  # type: ignore[misc]
                 )
             except AskAgainError:
+                async with services.database.read() as conn:
+                    owner = await ownership.owner_of(conn, session_id)
+                seen = None
+                if owner is not None and owner.owner_id != wanted.token.owner_id:
+                    seen = Seen(owner, await state_of_run(services.temporal, session_id, owner.owner_id))
                 continue
-            _tell(wanted, owner, seen, claimed)
+            _tell(wanted, seen, claimed)
             return claimed
         raise ClaimRefusedError(f"session {session_id} changes hands too fast to be claimed")
 
@@ -113,5 +123,5 @@ class OwnershipActivities:
             lambda conn: claims.release(conn, token, interrupted=given.interrupted)
         )
         outcome = "interrupted" if given.interrupted else recall("ended", token.execution_id)
-        _log.info("turn ended" if state == "more" else "turn released", outcome=outcome or "done", state=state)
+        tell_release(str(outcome or "done"), state)
         return ReleaseResult(state=state)

@@ -9,13 +9,14 @@ from temporalio import activity
 
 from activities.guard import guarded, own_run
 from activities.model import chosen
+from activities.ownership import tell_release
 from fencepost.domain import contracts
-from fencepost.domain.contracts import SettleInput, SettleResult
+from fencepost.domain.contracts import ReleaseState, SettleInput, SettleResult
 from fencepost.domain.events import StepEnded, StepFailed, StepStarted
 from fencepost.domain.messages import MessageError
 from fencepost.domain.projection import UNSETTLED
 from fencepost.services import Services
-from fencepost.store import sessions, steps
+from fencepost.store import claims, sessions, steps
 from fencepost.store.live import Notice
 from fencepost.store.steps import Interruption, Settlement
 from fencepost.telemetry import get_logger, recall, remember, since
@@ -23,8 +24,8 @@ from fencepost.telemetry import get_logger, recall, remember, since
 _log = get_logger("fencepost.step")
 
 
-def _tell(given: SettleInput, *, continued: bool) -> None:
-    """Log how a step ended: never the provider's words, which may quote what it was sent."""
+def _tell(given: SettleInput, *, continued: bool) -> str:
+    """Log how a step ended, and give it: never the provider's words, which may quote what it was sent."""
     execution_id, result = given.token.execution_id, given.result
     status = "interrupted" if given.interrupt is not None else "done" if result is not None and result.ok else "failed"
     remember("ended", execution_id, value=status)
@@ -38,6 +39,7 @@ def _tell(given: SettleInput, *, continued: bool) -> None:
         tokens_out=result.tokens.output if result is not None else None,
         seconds=since(recall("step", execution_id, given.step), asyncio.get_running_loop().time()),
     )
+    return status
 
 
 class StepActivities:
@@ -49,17 +51,25 @@ class StepActivities:
     @activity.defn(name=contracts.SETTLE_STEP)
     @guarded
     async def settle_step(self, given: SettleInput) -> SettleResult:
-        """Settle the step under the fence; a failure that may pass also records how the turn goes on."""
+        """Settle the step under the fence; a failure that may pass also records how the turn goes on.
+
+        With the turn's last step the session is given back, in the same transaction.
+        """
         token, lease = own_run(given.token), self._services.lease
 
-        async def work(conn: AsyncConnection) -> bool:
+        async def work(conn: AsyncConnection) -> tuple[bool, ReleaseState | None]:
             settlement = await self._settlement(conn, given)
-            return await steps.settle(conn, token, given.step, settlement, lease)
+            continued = await steps.settle(conn, token, given.step, settlement, lease)
+            if continued or not given.release:
+                return continued, None
+            return continued, await claims.release(conn, token, interrupted=False)
 
-        continued = await self._services.database.transact(work)
-        _tell(given, continued=continued)
+        continued, released = await self._services.database.transact(work)
+        status = _tell(given, continued=continued)
+        if released is not None:
+            tell_release(status, released)
         self._services.announcer.send(token.session_id, Notice.look())
-        return SettleResult(continued=continued)
+        return SettleResult(continued=continued, released=released)
 
     async def _settlement(self, conn: AsyncConnection, given: SettleInput) -> Settlement:
         session_id = given.token.session_id

@@ -37,7 +37,7 @@ async def measure(house: House, *, sessions: int = 200) -> list[Figure]:
     uncut = sum(text == PIECE * CHUNKS for text in answers.values())
     overlap = min(one["ended"] for one in said) - max(one["began"] for one in said)
     detail = {"idle MB": idle / 2**20, "seconds that all streamed at once": overlap}
-    whole = {"answers that were never cut off": uncut}
+    whole = {"answers that were never cut off": float(uncut)}
     what = f"{sessions} sessions that stream at once"
     return [
         Figure("memory", f"{what}: peak of the worker", peak / 2**20, BOUND_MB, "MB", detail=detail),

@@ -357,7 +357,7 @@ def _misunderstood(what: str, error: ValidationError) -> InvalidInputError:
 def _check_id(session_id: str) -> None:
     if not is_session_id(session_id):
         raise InvalidInputError(
-            f"{session_id!r} is no session id: `ses_` and up to 59 letters, digits, `_` or `-`, please"
+            f"{session_id!r} is no session id: `ses_` and up to 64 letters, digits, `_` or `-`, please"
         )
 
 

@@ -176,6 +176,7 @@ async def assert_equal_to_rebuild(house: House, session_id: str) -> None:
         async with house.services.database.read() as conn:
             live = await projection(conn, session_id)
         async with scratch.engine.connect() as conn:
+            await conn.execute(text("BEGIN"))
             # A schema that goes away with the transaction stands for the empty database.
             await conn.execute(text("CREATE SCHEMA rebuild"))
             await conn.execute(text("SET LOCAL search_path TO rebuild"))
@@ -183,7 +184,7 @@ async def assert_equal_to_rebuild(house: House, session_id: str) -> None:
             head = await event_log.begin(conn, session_id)
             await event_log.append(conn, head, [Entry(event.id, event.decode()) for event in log])
             rebuilt = await projection(conn, session_id)
-            await conn.rollback()
+            await conn.execute(text("ROLLBACK"))
     finally:
         await scratch.close()
     assert rebuilt == live

@@ -1,4 +1,4 @@
-"""How workflow code is run: its sandbox, and a converter that leaves undeclared payloads undecoded."""
+"""How workflow code is run: with a converter that leaves undeclared payloads undecoded, and without a sandbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from temporalio.api.common.v1 import Payload
 from temporalio.client import Client
 from temporalio.common import RawValue
 from temporalio.contrib.pydantic import PydanticPayloadConverter, ToJsonOptions, pydantic_data_converter
-from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 from workflows.session_turn import SessionTurn
 
@@ -23,8 +23,17 @@ class RawWhenUndeclared(PydanticPayloadConverter):
     signal silently, and fail the workflow task, for ever, on a malformed start.
     """
 
+    _one: RawWhenUndeclared | None = None
+
+    def __new__(cls) -> RawWhenUndeclared:
+        """Give the one there is: it has no state, is asked for with every activation, and takes long to make."""
+        if cls._one is None:
+            cls._one = super().__new__(cls)
+            PydanticPayloadConverter.__init__(cls._one, ToJsonOptions(exclude_unset=True))
+        return cls._one
+
     def __init__(self) -> None:
-        super().__init__(ToJsonOptions(exclude_unset=True))
+        """Leave it as `__new__` made it."""
 
     def from_payloads(self, payloads: Sequence[Payload], type_hints: list[type] | None = None) -> list[Any]:
         """Decode by the declared types, or not at all."""
@@ -34,20 +43,18 @@ class RawWhenUndeclared(PydanticPayloadConverter):
 
 
 def served_workflows(client: Client) -> dict[str, Any]:
-    """Give the options with which a worker serves the workflows: client, workflows, sandbox, and the sticky time.
+    """Give the options with which a worker serves the workflows: client, workflows, runner, and the sticky time.
 
-    The client is the same connection with the converter of this module. The domain is deterministic and heavy, so the
-    sandbox loads it once and not for every run. The sticky time is how long a dead worker's sessions wait before
-    another worker gets them.
+    The client is the same connection with the converter of this module. Temporal's sandbox is left out since it enters
+    and leaves its import guard for every payload, a third of a turn's CPU; the code here keeps no state of its own
+    outside a run, and tests replay every kind of history inside the sandbox, so that what it would catch is caught
+    there. The sticky time is how long a dead worker's sessions wait before another worker gets them.
     """
     config: dict[str, Any] = dict(client.config())
     config["data_converter"] = replace(pydantic_data_converter, payload_converter_class=RawWhenUndeclared)
-    restrictions = SandboxRestrictions.default.with_passthrough_modules(
-        "fencepost.domain", "fencepost.__version__", "pydantic", "pydantic_core", "annotated_types"
-    )
     return {
         "client": Client(**config),
         "workflows": [SessionTurn],
-        "workflow_runner": SandboxedWorkflowRunner(restrictions=restrictions),
+        "workflow_runner": UnsandboxedWorkflowRunner(),
         "sticky_queue_schedule_to_start_timeout": timedelta(seconds=1),
     }

@@ -16,7 +16,15 @@ from workflows.work import Work
 
 with workflow.unsafe.imports_passed_through():
     from fencepost.domain import contracts
-    from fencepost.domain.contracts import AdmitStart, Announcement, PromptInput, StartInput, Status, TurnResult
+    from fencepost.domain.contracts import (
+        AdmitStart,
+        AdmitStartResult,
+        Announcement,
+        PromptInput,
+        StartInput,
+        Status,
+        TurnResult,
+    )
     from fencepost.domain.errors import InvalidInputError
     from fencepost.domain.ids import derived_id, is_session_id
     from fencepost.domain.inbox import Receipt
@@ -171,7 +179,7 @@ class SessionTurn:
         try:
             if not is_session_id(self._session_id):
                 raise InvalidInputError(
-                    "the workflow id is the session id: `ses_` and up to 59 letters, digits, `_` or `-`"
+                    "the workflow id is the session id: `ses_` and up to 64 letters, digits, `_` or `-`"
                 )
             return read(StartInput, args, optional=True)
         except InvalidInputError as error:
@@ -184,15 +192,21 @@ class SessionTurn:
         asks = start.prompt is not None or start.carried or not self._others
         if asks and (start.prompt is None or start.prompt.resume):
             self._work.want()
-        given = AdmitStart(session_id=self._session_id, start=start, input_id=self._mail.input_id(start.prompt, 0))
+        given = AdmitStart(
+            session_id=self._session_id,
+            start=start,
+            input_id=self._mail.input_id(start.prompt, 0),
+            claim=self._work.first_claim(),
+        )
         try:
-            await database_step(
-                contracts.ADMIT_START, given, type(None), summary="admit start input", waiting=self._work.waiting
+            admitted = await database_step(
+                contracts.ADMIT_START, given, AdmitStartResult, summary="admit start input", waiting=self._work.waiting
             )
         except FailureError as error:
             # What came along is refused for the same reason, before the run ends under it.
             self._mail.refuse(as_application_error(error))
             await self._refuse(error)
+        self._work.claimed(admitted.claim)
 
     async def _refuse(self, error: FailureError) -> NoReturn:
         """End the run with a failure, once everybody who waits for it has been told."""

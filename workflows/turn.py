@@ -31,8 +31,8 @@ with workflow.unsafe.imports_passed_through():
         Announcement,
         CallRef,
         Plan,
-        PrepareInput,
-        PrepareResult,
+        ReleaseState,
+        Resolved,
         ResolveInput,
         SettleInput,
         SettleResult,
@@ -78,6 +78,7 @@ class Turn:
         self._agent_step = 0
         self._message_id = ""
         self._settled = True
+        self.released: ReleaseState | None = None
         self._lost_one = False
         self._open: set[asyncio.Future[Any]] = set()
         self._tools: dict[str, asyncio.Task[None]] = {}
@@ -118,43 +119,42 @@ class Turn:
     async def run(self, *, force: bool) -> Ended:
         """Run steps until there is nothing more to do under this token. `force` makes one step even without input."""
         going_on = False
+        self.released = None
         while True:
             if self.interrupted():
                 return await self._interrupted()
             self._step += 1
-            prepared = await self._database(
-                contracts.PREPARE_STEP,
-                PrepareInput(token=self.token, step=self._step, queued=not going_on),
-                PrepareResult,
-                "prepare step",
+            begun = await self._database(
+                contracts.RESOLVE_MODEL,
+                ResolveInput(
+                    token=self.token,
+                    step=self._step,
+                    queued=not going_on,
+                    required=going_on or force,
+                    agent_step=self._agent_step,
+                ),
+                Resolved,
+                "resolve model",
             )
             self._settled = False
-            self._message_id = prepared.assistant_message_id
-            if not (going_on or force or prepared.promoted or prepared.continued):
+            self._message_id = begun.assistant_message_id
+            if not (going_on or force or begun.promoted or begun.continued):
                 return "yield"
             force = False
-            self._agent_step = 1 if prepared.promoted else self._agent_step + 1
+            self._agent_step = 1 if begun.promoted else self._agent_step + 1
             self.progress.steps += 1
-            ended = await self._run_step()
+            ended = await self._run_step(begun)
             if ended != "continue":
                 return ended
             going_on = True
 
-    async def _run_step(self) -> Ended | Literal["continue"]:
+    async def _run_step(self, begun: Resolved) -> Ended | Literal["continue"]:
         self._plan, self._tools = None, {}
         progress = self.progress
         progress.phase, progress.step, progress.attempt, progress.error = "busy", self._step, 1, None
-        try:
-            plan = await self._database(
-                contracts.RESOLVE_MODEL,
-                ResolveInput(token=self.token, step=self._step, agent_step=self._agent_step),
-                Plan,
-                "resolve model",
-            )
-        except FailureError as error:
-            if is_ownership_loss(error):
-                raise
-            return await self._settle_failed(failure_message(error))
+        plan = begun.plan
+        if plan is None:
+            return await self._settle_failed(begun.error or "there is no plan for this step")
         self._plan = progress.plan = plan
         progress.show()
         self._set_attributes(plan)
@@ -294,11 +294,12 @@ class Turn:
                 assistant_message_id=self._message_id,
                 plan=plan,
                 result=result,
+                release=self._is_last(result),
             ),
             SettleResult,
             "settle step",
         )
-        self._settled = True
+        self._settled, self.released = True, settled.released
         progress = self.progress
         progress.tokens, progress.cost = added(progress.tokens, result.tokens), progress.cost + result.cost
         progress.error = result.error
@@ -309,16 +310,25 @@ class Turn:
             return "take-over"
         if not result.ok:
             return "failed"
-        return "continue" if decisions.after_step(result) == "continue" else "yield"
+        return "yield" if self._is_last(result) else "continue"
+
+    def _is_last(self, result: StreamResult) -> bool:
+        return decisions.after_step(result) == "yield"
 
     async def _settle_failed(self, error: str) -> Ended:
-        await self._database(
+        settled = await self._database(
             contracts.SETTLE_STEP,
-            SettleInput(token=self.token, step=self._step, assistant_message_id=self._message_id, error=error),
+            SettleInput(
+                token=self.token,
+                step=self._step,
+                assistant_message_id=self._message_id,
+                error=error,
+                release=True,
+            ),
             SettleResult,
             "settle step",
         )
-        self._settled = True
+        self._settled, self.released = True, settled.released
         self.progress.error = error
         return "failed"
 

@@ -60,6 +60,8 @@ class Work:
         self._force = False
         self._claims = 0
         self._claiming = False
+        self._held: ClaimResult | None = None
+        self._given_up = False
         self._cancelled = False
         self._stop: Stop | None = None
         self._last: Outcome = "idle"
@@ -111,6 +113,20 @@ class Work:
             error=progress.error if self._last == "failed" else None,
         )
 
+    def first_claim(self) -> ClaimInput | None:
+        """Give the claim that may be made together with the admission of the start input, if the session is wanted."""
+        if not self._wanted:
+            return None
+        self._claims += 1
+        return ClaimInput(session_id=self.session_id, ordinal=self._claims)
+
+    def claimed(self, claim: ClaimResult | None) -> None:
+        """Take the answer to the first claim. One that found nothing is made again: input may have come since."""
+        if claim is not None and claim.token is not None:
+            self._held = claim
+        elif claim is not None:
+            self._given_up = claim.exhausted
+
     # Turns
 
     async def serve(self) -> TurnResult:
@@ -144,17 +160,19 @@ class Work:
         return not self.mail and self._may_end()
 
     def _may_end(self) -> bool:
-        return not self._wanted or (self._cancelled and self._stop is None)
+        return self._held is None and (not self._wanted or (self._cancelled and self._stop is None))
 
     async def _serve_once(self, reason: TakeoverReason) -> TakeoverReason:
         """Claim the session, and run what there is to run. Gives why the next claim takes over, if it does."""
         self._wanted = False
         force, self._force = self._force, False
         stop = self._stop
-        claim = await self._claim(reason, force=force)
+        held, self._held = self._held, None
+        claim = held or await self._claim(reason, force=force)
         if claim.token is not None:
             return await self._run_turns(claim, claim.token, force=self._joined() or force)
-        if claim.exhausted:
+        if claim.exhausted or self._given_up:
+            self._given_up = False
             self._end_turn("failed")
             self.progress.error = "the turn was cut off too often, and was given up: send a prompt to go on"
         elif self._force or self._stop is not stop:
@@ -201,7 +219,7 @@ class Work:
                 if ended == "take-over":
                     self._wanted = True
                     return turn.reason
-                released = await self._release(token, interrupted=ended == "interrupted")
+                released = turn.released or await self._release(token, interrupted=ended == "interrupted")
                 self._end_turn(_OUTCOMES[ended])
                 if released != "more":
                     # An interrupt that came during the release stops what the release did not see.

@@ -143,7 +143,6 @@ ADMIT_INPUT = "admit_input"
 PLACE_INTERRUPT = "place_interrupt"
 CLAIM_SESSION = "claim_session"
 RELEASE_SESSION = "release_session"
-PREPARE_STEP = "prepare_step"
 RESOLVE_MODEL = "resolve_model"
 STREAM_PROVIDER = "stream_provider"
 EXECUTE_TOOL = "execute_tool"
@@ -151,12 +150,6 @@ SETTLE_STEP = "settle_step"
 
 WORKER_SHUTDOWN = "WorkerShutdown"
 """Type of the failure with which an activity hands its work over when its worker shuts down."""
-
-
-class AdmitStart(WireModel):
-    session_id: str
-    start: StartInput
-    input_id: str
 
 
 class AdmitInput(WireModel):
@@ -205,25 +198,24 @@ class ClaimResult(WireModel):
     settings: Settings | None = None
 
 
+class AdmitStart(WireModel):
+    """With `claim` the session is claimed as well, once everything is admitted."""
+
+    session_id: str
+    start: StartInput
+    input_id: str
+    claim: ClaimInput | None = None
+
+
+class AdmitStartResult(WireModel):
+    """`claim` is absent when none was asked for, or when it has to be asked for again."""
+
+    claim: ClaimResult | None = None
+
+
 class StepInput(WireModel):
     token: Token
     step: int
-
-
-class PrepareInput(StepInput):
-    queued: bool
-
-
-class PrepareResult(WireModel):
-    assistant_message_id: str
-    promoted: int = 0
-    continued: bool = False
-
-
-class ResolveInput(StepInput):
-    """`agent_step` counts the steps since input was last promoted, from 1."""
-
-    agent_step: int
 
 
 class Plan(WireModel):
@@ -234,6 +226,26 @@ class Plan(WireModel):
     tools: tuple[str, ...] = ()
     last_step: bool = False
     workspace_id: str | None = None
+
+
+class ResolveInput(StepInput):
+    """`queued` also promotes queued input, `required` makes the step even if there is nothing new to answer, and
+    `agent_step` counts the steps made since input was last promoted."""
+
+    queued: bool = True
+    required: bool = False
+    agent_step: int = 0
+
+
+class Resolved(WireModel):
+    """What a step begins with. Without `plan` there is nothing to do, unless `error` says what is wrong with the
+    agent or the model."""
+
+    assistant_message_id: str
+    promoted: int = 0
+    continued: bool = False
+    plan: Plan | None = None
+    error: str | None = None
 
 
 class StreamInput(StepInput):
@@ -299,12 +311,19 @@ class SettleInput(StepInput):
     error: str | None = None
     interrupt: InterruptInput | None = None
     interrupt_reason: Literal["user", "cancelled"] = "user"
+    release: bool = False
+    """The turn ends with this step: give the session back as well, unless it goes on by a continuation."""
+
+
+ReleaseState: TypeAlias = Literal["done", "more", "lost"]
 
 
 class SettleResult(WireModel):
-    """`continued` says that the failed turn goes on by a continuation, under a new execution."""
+    """`continued` says that the failed turn goes on by a continuation, under a new execution; `released` is there when
+    the session was to be given back."""
 
     continued: bool = False
+    released: ReleaseState | None = None
 
 
 class ReleaseInput(WireModel):
@@ -313,4 +332,4 @@ class ReleaseInput(WireModel):
 
 
 class ReleaseResult(WireModel):
-    state: Literal["done", "more", "lost"]
+    state: ReleaseState

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 Prefix: TypeAlias = Literal["ses", "msg", "evt", "per", "que", "psv", "exe", "int", "prj", "tool"]
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_SESSION_ID = re.compile(r"ses[A-Za-z0-9_-]{1,60}\Z")
+_SESSION_ID = re.compile(r"(ses_[A-Za-z0-9_-]{1,64}|ses[A-Za-z0-9_-]{1,60})\Z")
 _MESSAGE_ID = re.compile(r"msg_[A-Za-z0-9_-]{1,59}\Z")
 
 
@@ -43,7 +43,7 @@ def derived_id(prefix: Prefix, *parts: str | int) -> str:
 
 
 def is_session_id(text: str) -> bool:
-    """Say whether the text can name a session: `ses` and up to 60 of letters, digits, `_` and `-`."""
+    """Say whether the text can name a session: `ses_` and up to 64 of letters, digits, `_` and `-`."""
     return _SESSION_ID.match(text) is not None
 
 

@@ -29,6 +29,8 @@ from fencepost.providers.chat_decoder import REASONING_FIELDS
 
 _KEY_OPTIONS = ("apiKey", "api_key")
 
+_CACHE_KEY_CHARACTERS = 64
+
 _Message = dict[str, Any]
 
 
@@ -50,7 +52,7 @@ def build_body(request: ModelRequest) -> dict[str, Any]:
     if request.config.temperature is not None:
         body["temperature"] = request.config.temperature
     if request.cache_key is not None:
-        body["prompt_cache_key"] = request.cache_key
+        body["prompt_cache_key"] = _bounded(request.cache_key)
     body["stream_options"] = {"include_usage": True}
     options = {**request.config.options, **request.options}
     if {"max_completion_tokens", "max_tokens"} & options.keys():
@@ -61,6 +63,11 @@ def build_body(request: ModelRequest) -> dict[str, Any]:
     body = {key: value for key, value in body.items() if value is not None and key not in _KEY_OPTIONS}
     body["stream"] = True
     return body
+
+
+def _bounded(cache_key: str) -> str:
+    """OpenAI takes 64 characters at most. A session id may be as long without its prefix, which tells nothing apart."""
+    return cache_key if len(cache_key) <= _CACHE_KEY_CHARACTERS else cache_key.removeprefix("ses_")
 
 
 def encode_body(body: Mapping[str, Any]) -> bytes:

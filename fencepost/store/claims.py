@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import bindparam, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -16,6 +16,7 @@ from fencepost.domain.ownership import OwnerRun, TakeoverReason, Token, continue
 from fencepost.store import event_log, inbox, ledger, leftovers, ownership, tables
 from fencepost.store.event_log import Entry, Head
 from fencepost.store.ownership import Held, Lease, Owner
+from fencepost.store.statement import Statement
 from fencepost.store.steps import record_continuation
 
 _FROM_CLIENTS = tuple(
@@ -31,6 +32,13 @@ _FROM_CLIENTS = tuple(
         events.RevertCommitted,
     )
 )
+
+
+_execution = tables.session_execution
+_CLAIM = Statement(
+    insert(_execution).values({c.name: bindparam(c.name) for c in _execution.c if c.name != "recovery_error"})
+)
+_RELEASE = Statement(delete(_execution).where(_execution.c.session_id == bindparam("session_id")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +62,16 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """`held` is false when there was nothing to run. `exhausted` says that a turn was given up after too many
-    continuations."""
+    continuations.
+
+    How it came about is for the log, and no part of the answer that twins of a claim share: whether it was held
+    already, and the run that had it before.
+    """
 
     held: bool
     exhausted: bool = False
+    renewed: bool = field(default=False, compare=False)
+    taken_from: str | None = field(default=None, compare=False)
 
 
 class AskAgainError(Exception):
@@ -72,34 +86,30 @@ async def claim(conn: AsyncConnection, wanted: Wanted, seen: Seen | None, lease:
     """
     token = wanted.token
     execution = tables.session_execution
-    locked = select(execution).where(execution.c.session_id == token.session_id).with_for_update()
-    row = (await conn.execute(locked)).first()
-    head = await event_log.lock(conn, token.session_id)
-    own = await ledger.find(conn, token.execution_id)
-    if row is None:
+    locked = await ownership.lock(conn, token)
+    head, own, held = locked.head, locked.ledger, locked.held
+    if held is None:
         return await _claim_free(conn, wanted, head, own, lease)
-    if (row.id, row.owner_id) == (token.execution_id, token.owner_id):
-        await ownership.renew(conn, Held(token, head, row.assistant_message_id, row.phase, row.expires_at), lease)
-        return Claimed(held=True, exhausted=own is not None and bool(own.results.get("exhausted")))
+    old = held.token
+    if old == token:
+        await ownership.renew(conn, held, lease)
+        return Claimed(held=True, exhausted=own is not None and bool(own.results.get("exhausted")), renewed=True)
     if own is not None:
         if own.results.get("held") is False:
             return _recorded(own)
-        raise OwnershipLostError(f"execution {token.execution_id} was superseded by {row.id}")
+        raise OwnershipLostError(f"execution {token.execution_id} was superseded by {old.execution_id}")
     reason = wanted.reason
-    if row.owner_id != token.owner_id:
-        if seen is None or (seen.owner.execution_id, seen.owner.owner_id) != (row.id, row.owner_id):
+    if old.owner_id != token.owner_id:
+        if seen is None or (seen.owner.execution_id, seen.owner.owner_id) != (old.execution_id, old.owner_id):
             raise AskAgainError
-        if not may_take_over(seen.run, lease_expired=row.expires_at <= head.now):
+        if not may_take_over(seen.run, lease_expired=held.expires_at <= head.now):
             raise ClaimRefusedError(
-                f"session {token.session_id} is owned by run {row.owner_id} ({seen.run}): this run leaves it alone"
+                f"session {token.session_id} is owned by run {old.owner_id} ({seen.run}): this run leaves it alone"
             )
         reason = takeover_reason(seen.run)
-    old = Token(session_id=token.session_id, execution_id=row.id, owner_id=row.owner_id)
-    outcome = await reconcile(
-        conn, Held(old, head, row.assistant_message_id, row.phase, row.expires_at), reason, wanted.max_continuations
-    )
+    outcome = await reconcile(conn, held, reason, wanted.max_continuations)
     if not wanted.force and not await inbox.has_pending(conn, token.session_id):
-        await conn.execute(delete(execution).where(execution.c.session_id == token.session_id))
+        await _RELEASE.run(conn, session_id=token.session_id)
         return await _not_held(conn, token, head, exhausted=outcome.exhausted)
     await conn.execute(
         update(execution)
@@ -109,7 +119,7 @@ async def claim(conn: AsyncConnection, wanted: Wanted, seen: Seen | None, lease:
     await ledger.open_ledger(
         conn, token, outcome.continuations, head.now, results={"exhausted": True} if outcome.exhausted else None
     )
-    return Claimed(held=True, exhausted=outcome.exhausted)
+    return Claimed(held=True, exhausted=outcome.exhausted, taken_from=old.owner_id)
 
 
 def _fresh(token: Token, head: Head, lease: Lease) -> dict[str, object]:
@@ -137,9 +147,7 @@ async def _claim_free(
         raise OwnershipLostError(f"the claim of execution {token.execution_id} was taken away")
     if not wanted.force and not await inbox.has_pending(conn, token.session_id):
         return await _not_held(conn, token, head, exhausted=False)
-    await conn.execute(
-        insert(tables.session_execution).values(session_id=token.session_id, **_fresh(token, head, lease))
-    )
+    await _CLAIM.run(conn, session_id=token.session_id, **_fresh(token, head, lease))
     await ledger.open_ledger(conn, token, 0, head.now)
     return Claimed(held=True)
 
@@ -253,20 +261,19 @@ async def release(conn: AsyncConnection, token: Token, *, interrupted: bool) -> 
     After an interrupt only input that still asks for execution counts. Asked again after the release, it answers from
     the inbox as it is now: `done`, or `lost` when there is work that needs a new claim.
     """
-    execution = tables.session_execution
-    locked = select(execution).where(execution.c.session_id == token.session_id).with_for_update()
-    row = (await conn.execute(locked)).first()
-    head = await event_log.lock(conn, token.session_id)
-    done = await ledger.require(conn, token)
+    locked = await ownership.lock(conn, token)
+    head, done = locked.head, locked.ledger
+    if done is None:
+        raise OwnershipLostError(f"execution {token.execution_id} of {token.session_id} has no ledger")
     pending = await inbox.has_pending(conn, token.session_id, waking_only=interrupted)
-    if row is None or (row.id, row.owner_id) != (token.execution_id, token.owner_id):
-        if row is None and done.stage == "released":
+    if locked.held is None or locked.held.token != token:
+        if locked.held is None and done.stage == "released":
             return "lost" if pending else "done"
         raise OwnershipLostError(f"execution {token.execution_id} does not own session {token.session_id} any more")
     if done.stage == "requested":
         raise OwnershipLostError(f"step {done.step} of execution {token.execution_id} is still open")
     if pending:
         return "more"
-    await conn.execute(delete(execution).where(execution.c.session_id == token.session_id))
+    await _RELEASE.run(conn, session_id=token.session_id)
     await ledger.move(conn, done, done.step, "released", head.now, results={**done.results, "released": True})
     return "done"

@@ -9,9 +9,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import func, insert, select, text, update
+from asyncpg import UniqueViolationError
+from pydantic_core import to_json
+from sqlalchemy import BigInteger, Text, bindparam, column, func, literal, select, text
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as upsert
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.clean import clean
@@ -20,6 +22,7 @@ from fencepost.domain.events import DurableEvent, Moved, SessionCreated, decode_
 from fencepost.domain.inbox import Location
 from fencepost.store import tables
 from fencepost.store.projector import Projection
+from fencepost.store.statement import Statement, driver_of
 
 # The database's clock, in milliseconds, at the time of the statement: `now()` would be the transaction's start.
 CLOCK = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
@@ -60,10 +63,30 @@ class StoredEvent:
         return decode_event(self.type, self.data)
 
 
+_LOCK = Statement(
+    text(f"SELECT seq, {CLOCK} AS now FROM event_sequence WHERE aggregate_id = :id FOR UPDATE").columns(
+        column("seq", BigInteger), column("now", BigInteger)
+    )
+)
+_KNOWN = Statement(select(tables.event).where(tables.event.c.id == func.any(bindparam("ids", type_=ARRAY(Text)))))
+_ADD = Statement(
+    text(
+        """
+        WITH moved AS (UPDATE event_sequence SET seq = :head WHERE aggregate_id = :session_id)
+        INSERT INTO event (id, aggregate_id, seq, type, data)
+        SELECT id, :session_id, seq, type, data
+        FROM unnest(
+            CAST(:ids AS text[]), CAST(:seqs AS bigint[]), CAST(:types AS text[]), CAST(:data AS jsonb[])
+        ) AS e(id, seq, type, data)
+        """
+    )
+)
+
+
 async def lock(conn: AsyncConnection, session_id: str) -> Head:
     """Lock the end of a session's log until the transaction ends. Raises NotFoundError for an unknown session."""
-    statement = text(f"SELECT seq, {CLOCK} AS now FROM event_sequence WHERE aggregate_id = :id FOR UPDATE")
-    row = (await conn.execute(statement, {"id": session_id})).first()
+    assert driver_of(conn).is_in_transaction(), "outside a transaction a lock lasts for its statement"
+    row = await _LOCK.first(conn, id=session_id)
     if row is None:
         raise NotFoundError(f"no session {session_id}: create it first, or check the id")
     return Head(session_id, row.seq, row.now)
@@ -76,17 +99,29 @@ async def begin(conn: AsyncConnection, session_id: str) -> Head:
     return await lock(conn, session_id)
 
 
-async def append(conn: AsyncConnection, head: Head, entries: Sequence[Entry]) -> list[int]:
+async def append(
+    conn: AsyncConnection,
+    head: Head,
+    entries: Sequence[Entry],
+    *,
+    fresh: bool = False,
+    message: tuple[str, dict[str, Any]] | None = None,
+) -> list[int]:
     """Append and project the events after the locked head, and move it. Gives each event's sequence.
 
     An event whose id is in the log already, with the same content, is a no-op that gives the old sequence; times are
     not compared. Raises EventConflictError when the content or the session differs; the caller's transaction is then
     to be rolled back, as after any error of a projector.
+
+    With `fresh`, something else in the transaction has shown that no event of these ids can be there, and they are
+    not looked for. `message` is the id and the data of an assistant message that was read under the same locks.
     """
-    known = await _known(conn, [entry.id for entry in entries])
-    projection = Projection(conn)
+    if not entries:
+        return []
+    known = {} if fresh else await _known(conn, [entry.id for entry in entries])
+    projection = Projection(conn, message)
     seqs: list[int] = []
-    rows: list[dict[str, Any]] = []
+    rows: list[StoredEvent] = []
     for entry in entries:
         data = clean(entry.event.to_wire())
         old = known.get(entry.id)
@@ -97,27 +132,29 @@ async def append(conn: AsyncConnection, head: Head, entries: Sequence[Entry]) ->
         # What is projected is what a rebuild from the log would project: the cleaned event.
         stored = StoredEvent(entry.id, head.session_id, head.seq, entry.event.stored_type(), data)
         await projection.apply(stored.decode(), head.seq)
-        rows.append(
-            {"id": stored.id, "aggregate_id": stored.session_id, "seq": stored.seq, "type": stored.type, "data": data}
-        )
+        rows.append(stored)
         known[entry.id] = stored
         seqs.append(head.seq)
     if rows:
         await projection.write()
-        sequence = tables.event_sequence
-        moved = update(sequence).where(sequence.c.aggregate_id == head.session_id).values(seq=head.seq)
-        await conn.execute(moved)
         try:
-            await conn.execute(insert(tables.event), rows)
-        except IntegrityError as error:
+            await _ADD.run(
+                conn,
+                head=head.seq,
+                session_id=head.session_id,
+                ids=[row.id for row in rows],
+                seqs=[row.seq for row in rows],
+                types=[row.type for row in rows],
+                data=[to_json(row.data).decode() for row in rows],
+            )
+        except UniqueViolationError as error:
             # Another session appended one of these ids at the same time, and committed first.
             raise EventConflictError(f"an event id of {head.session_id} stands for another event already") from error
     return seqs
 
 
 async def _known(conn: AsyncConnection, ids: Sequence[str]) -> dict[str, StoredEvent]:
-    events = tables.event
-    rows = await conn.execute(select(events).where(events.c.id.in_(ids)))
+    rows = await _KNOWN.all(conn, ids=list(ids))
     return {row.id: StoredEvent(row.id, row.aggregate_id, row.seq, row.type, row.data) for row in rows}
 
 
@@ -130,32 +167,47 @@ def _same(head: Head, entry: Entry, data: dict[str, Any], old: StoredEvent) -> i
     return old.seq
 
 
+_PLACING = (SessionCreated.stored_type(), Moved.stored_type())
+_log, _earlier = tables.event, tables.event.alias()
+
+
+def _placed(name: str) -> Any:
+    return func.coalesce(_earlier.c.data["info"][name].astext, _earlier.c.data["location"][name].astext)
+
+
+# One look for the whole page; the page's own moves change it on the way.
+_place = (
+    select(func.jsonb_build_array(_placed("directory"), _placed("workspaceID")))
+    .where(
+        _earlier.c.aggregate_id == bindparam("session_id"),
+        _earlier.c.type == func.any(literal(_PLACING, ARRAY(Text))),
+        _earlier.c.seq <= bindparam("after"),
+    )
+    .order_by(_earlier.c.seq.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_page = (
+    select(_log, _place.label("place"))
+    .where(_log.c.aggregate_id == bindparam("session_id"), _log.c.seq > bindparam("after"))
+    .order_by(_log.c.seq)
+    .limit(bindparam("limit", type_=BigInteger))
+)
+_AFTER = Statement(_page)
+_SOME_AFTER = Statement(_page.where(_log.c.type == func.any(bindparam("types", type_=ARRAY(Text)))))
+
+
 async def read_after(
     conn: AsyncConnection, session_id: str, after: int, limit: int = 500, types: Collection[str] | None = None
 ) -> list[StoredEvent]:
     """Give up to `limit` events with a sequence above `after`, in order; with `types` only of these stored types."""
-    events, earlier = tables.event, tables.event.alias()
-    # One look for the whole page; the page's own moves change it on the way.
-    place = (
-        select(func.jsonb_build_array(_placed(earlier, "directory"), _placed(earlier, "workspaceID")))
-        .where(
-            earlier.c.aggregate_id == session_id,
-            earlier.c.type.in_(_PLACING),
-            earlier.c.seq <= after,
-        )
-        .order_by(earlier.c.seq.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    wanted = events.c.aggregate_id == session_id
-    if types is not None:
-        # Moves that are not wanted are read all the same, for the places of what comes after them.
-        wanted &= events.c.type.in_([*types, *_PLACING])
-    statement = select(events, place.label("place")).where(wanted).order_by(events.c.seq)
+    # Moves that are not wanted are read all the same, for the places of what comes after them.
+    some = {} if types is None else {"types": [*types, *_PLACING]}
+    statement = _AFTER if types is None else _SOME_AFTER
     found: list[StoredEvent] = []
     location: Location | None = None
     while len(found) < limit:
-        rows = (await conn.execute(statement.where(events.c.seq > after).limit(limit))).all()
+        rows = await statement.all(conn, session_id=session_id, after=after, limit=limit, **some)
         if rows and location is None and rows[0].place is not None:
             location = _location(*rows[0].place)
         for row in rows:
@@ -170,20 +222,14 @@ async def read_after(
     return found[:limit]
 
 
-_PLACING = (SessionCreated.stored_type(), Moved.stored_type())
-
-
-def _placed(log: Any, name: str) -> Any:
-    return func.coalesce(log.c.data["info"][name].astext, log.c.data["location"][name].astext)
-
-
 def _location(directory: str | None, workspace_id: str | None) -> Location | None:
     return None if directory is None else Location(directory=directory, workspace_id=workspace_id)
 
 
+_LATEST = Statement(select(tables.event_sequence.c.seq).where(tables.event_sequence.c.aggregate_id == bindparam("id")))
+
+
 async def latest(conn: AsyncConnection, session_id: str) -> int:
     """Give the last sequence of a session, -1 when it has no events."""
-    sequence = tables.event_sequence
-    found = await conn.execute(select(sequence.c.seq).where(sequence.c.aggregate_id == session_id))
-    seq = found.scalar_one_or_none()
-    return -1 if seq is None else seq
+    row = await _LATEST.first(conn, id=session_id)
+    return -1 if row is None else int(row.seq)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, exists, or_, select, update
+from sqlalchemy import Text, and_, bindparam, exists, func, or_, select, update
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.attachments import with_types
@@ -18,6 +18,27 @@ from fencepost.domain.inbox import Delivery, Prompt, Receipt
 from fencepost.store import event_log, tables
 from fencepost.store.event_log import Entry, Head
 from fencepost.store.ownership import owner_of
+from fencepost.store.statement import Statement
+
+_inbox, _recovery = tables.session_input, tables.session_recovery
+_FIND = Statement(select(_inbox).where(_inbox.c.id == bindparam("id")))
+_SET_WAKE = Statement(
+    update(_inbox)
+    .where(_inbox.c.id == func.any(bindparam("ids", type_=ARRAY(Text))))
+    .values(wake_pending=bindparam("wake_pending"))
+)
+_open = and_(_inbox.c.session_id == bindparam("session_id"), _inbox.c.promoted_seq.is_(None))
+_owed = exists().where(
+    _recovery.c.session_id == bindparam("session_id"),
+    _recovery.c.phase == "pending",
+    _recovery.c.recovery_error.is_(None),
+)
+_HAS_PENDING = Statement(select(or_(exists().where(_open), _owed).label("pending")))
+_HAS_WAKING = Statement(select(or_(exists().where(_open, _inbox.c.wake_pending), _owed).label("pending")))
+_PENDING = Statement(select(_inbox).where(_open).order_by(_inbox.c.admitted_seq))
+_UP_TO = Statement(
+    select(_inbox).where(_open, _inbox.c.admitted_seq <= bindparam("head")).order_by(_inbox.c.admitted_seq)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +60,7 @@ async def admit(
     """
     prompt = with_types(Prompt.model_validate(clean(prompt.to_wire())))
     head = await event_log.lock(conn, session_id)
-    row = await _find(conn, input_id)
+    row = await _FIND.first(conn, id=input_id)
     if row is None:
         event = PromptAdmitted(
             timestamp=head.now, session_id=session_id, message_id=input_id, prompt=prompt, delivery=delivery
@@ -48,22 +69,21 @@ async def admit(
             await event_log.append(conn, head, [Entry(derived_id("evt", "admitted", session_id, input_id), event)])
         except LifecycleConflictError as error:
             # A message of this id is visible, or another session admitted the id at the same time, and won.
-            raise _conflict(session_id, input_id, await _find(conn, input_id)) from error
-        row = await _find(conn, input_id)
+            raise _conflict(session_id, input_id, await _FIND.first(conn, id=input_id)) from error
+        row = await _FIND.first(conn, id=input_id)
         assert row is not None, "the projector has just inserted it"
     receipt = _receipt(row)
     if (receipt.session_id, receipt.delivery, receipt.prompt) != (session_id, delivery, prompt):
         raise _conflict(session_id, input_id, row)
-    if resume and receipt.promoted_seq is None and not row["wake_pending"]:
-        inbox = tables.session_input
-        await conn.execute(update(inbox).where(inbox.c.id == input_id).values(wake_pending=True))
+    if resume and receipt.promoted_seq is None and not row.wake_pending:
+        await _SET_WAKE.run(conn, ids=[input_id], wake_pending=True)
     owner = await owner_of(conn, session_id)
     return Admission(receipt, claimed=owner is not None and not owner.expired)
 
 
-def _conflict(session_id: str, input_id: str, row: Mapping[Any, Any] | None) -> PromptConflictError:
+def _conflict(session_id: str, input_id: str, row: Any) -> PromptConflictError:
     """Say what the id stands for: ids are unique in the whole database, for other sessions' input too."""
-    if row is not None and row["session_id"] != session_id:
+    if row is not None and row.session_id != session_id:
         return PromptConflictError(
             f"input id {input_id} belongs to another session, {row['session_id']}: ids are unique, use a new one"
         )
@@ -72,48 +92,33 @@ def _conflict(session_id: str, input_id: str, row: Mapping[Any, Any] | None) -> 
     )
 
 
-async def _find(conn: AsyncConnection, input_id: str) -> Mapping[Any, Any] | None:
-    inbox = tables.session_input
-    return (await conn.execute(select(inbox).where(inbox.c.id == input_id))).mappings().first()
-
-
-def _receipt(row: Mapping[Any, Any]) -> Receipt:
+def _receipt(row: Any) -> Receipt:
     return Receipt(
-        id=row["id"],
-        session_id=row["session_id"],
-        prompt=Prompt.model_validate(row["prompt"]),
-        delivery=row["delivery"],
-        admitted_seq=row["admitted_seq"],
-        time_created=row["time_created"],
-        **({} if row["promoted_seq"] is None else {"promoted_seq": row["promoted_seq"]}),
+        id=row.id,
+        session_id=row.session_id,
+        prompt=Prompt.model_validate(row.prompt),
+        delivery=row.delivery,
+        admitted_seq=row.admitted_seq,
+        time_created=row.time_created,
+        **({} if row.promoted_seq is None else {"promoted_seq": row.promoted_seq}),
     )
 
 
 async def find(conn: AsyncConnection, input_id: str) -> Receipt | None:
     """Give the receipt of an admitted input, None when there is none of this id."""
-    row = await _find(conn, input_id)
+    row = await _FIND.first(conn, id=input_id)
     return None if row is None else _receipt(row)
 
 
 async def pending(conn: AsyncConnection, session_id: str) -> list[Receipt]:
     """Give the receipts of the session's input that is not promoted, in the order of admission."""
-    inbox = tables.session_input
-    waiting = select(inbox).where(inbox.c.session_id == session_id, inbox.c.promoted_seq.is_(None))
-    rows = await conn.execute(waiting.order_by(inbox.c.admitted_seq))
-    return [_receipt(row) for row in rows.mappings()]
+    return [_receipt(row) for row in await _PENDING.all(conn, session_id=session_id)]
 
 
 async def has_pending(conn: AsyncConnection, session_id: str, *, waking_only: bool = False) -> bool:
     """Say whether input or a recovery waits to be run; with `waking_only` just what still asks for execution."""
-    inbox, recovery = tables.session_input, tables.session_recovery
-    pending = and_(inbox.c.session_id == session_id, inbox.c.promoted_seq.is_(None))
-    if waking_only:
-        pending = and_(pending, inbox.c.wake_pending)
-    waiting = and_(
-        recovery.c.session_id == session_id, recovery.c.phase == "pending", recovery.c.recovery_error.is_(None)
-    )
-    found = await conn.execute(select(or_(exists().where(pending), exists().where(waiting))))
-    return bool(found.scalar_one())
+    found = await (_HAS_WAKING if waking_only else _HAS_PENDING).first(conn, session_id=session_id)
+    return bool(found.pending)
 
 
 async def promote(conn: AsyncConnection, head: Head, *, queued: bool) -> list[Entry]:
@@ -122,29 +127,22 @@ async def promote(conn: AsyncConnection, head: Head, *, queued: bool) -> list[En
     The head is locked, so everything admitted so far lies before the cutoff. The caller appends the events; the
     projector marks the rows and shows the messages. Clears the wakes of exactly these rows.
     """
-    inbox = tables.session_input
-    pending = await conn.execute(
-        select(inbox)
-        .where(inbox.c.session_id == head.session_id, inbox.c.promoted_seq.is_(None), inbox.c.admitted_seq <= head.seq)
-        .order_by(inbox.c.admitted_seq)
-    )
-    rows = pending.mappings().all()
-    chosen = [row for row in rows if row["delivery"] == "steer"]
+    rows = await _UP_TO.all(conn, session_id=head.session_id, head=head.seq)
+    chosen = [row for row in rows if row.delivery == "steer"]
     if queued and not chosen:
-        chosen = [row for row in rows if row["delivery"] == "queue"][:1]
+        chosen = [row for row in rows if row.delivery == "queue"][:1]
     if not chosen:
         return []
-    ids = [row["id"] for row in chosen]
-    await conn.execute(update(inbox).where(inbox.c.id.in_(ids)).values(wake_pending=False))
+    await _SET_WAKE.run(conn, ids=[row.id for row in chosen], wake_pending=False)
     return [
         Entry(
-            derived_id("evt", "prompted", head.session_id, row["id"]),
+            derived_id("evt", "prompted", head.session_id, row.id),
             Prompted(
-                timestamp=row["time_created"],
+                timestamp=row.time_created,
                 session_id=head.session_id,
-                message_id=row["id"],
-                prompt=Prompt.model_validate(row["prompt"]),
-                delivery=row["delivery"],
+                message_id=row.id,
+                prompt=Prompt.model_validate(row.prompt),
+                delivery=row.delivery,
             ),
         )
         for row in chosen

@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Row, insert, select, update
+from sqlalchemy import bindparam, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.errors import OwnershipLostError
 from fencepost.domain.ownership import Stage, Token, is_before
 from fencepost.store import tables
+from fencepost.store.statement import Statement
 
 
 @dataclass(slots=True)
@@ -33,14 +34,28 @@ class Ledger:
         return not is_before(self.step, self.stage, step, stage)
 
 
+_table = tables.execution_ledger
+_FIND = Statement(select(_table).where(_table.c.execution_id == bindparam("execution_id")))
+_OPEN = Statement(insert(_table).values({column.name: bindparam(column.name) for column in _table.c}))
+_MOVE = Statement(
+    update(_table)
+    .where(
+        _table.c.execution_id == bindparam("named"),
+        _table.c.step == bindparam("old_step"),
+        _table.c.stage == bindparam("old_stage"),
+        _table.c.attempt == bindparam("old_attempt"),
+    )
+    .values({name: bindparam(name) for name in ("step", "stage", "attempt", "continuations", "result", "time_updated")})
+)
+
+
 async def find(conn: AsyncConnection, execution_id: str) -> Ledger | None:
     """Give an execution's ledger. Read it in a statement after the execution row's lock."""
-    table = tables.execution_ledger
-    row = (await conn.execute(select(table).where(table.c.execution_id == execution_id))).first()
+    row = await _FIND.first(conn, execution_id=execution_id)
     return None if row is None else ledger_of(row)
 
 
-def ledger_of(row: Row[Any]) -> Ledger:
+def ledger_of(row: Any) -> Ledger:
     """Give the ledger that a row with its columns holds."""
     return Ledger(row.execution_id, row.step, row.stage, row.attempt, row.continuations, row.result or {})
 
@@ -71,38 +86,52 @@ async def open_ledger(
     *,
     stage: Stage = "claimed",
     results: dict[str, Any] | None = None,
-) -> None:
+) -> Ledger:
     """Record a claim: the execution begins at step 0, stage claimed, or ends at once, stage released."""
-    await conn.execute(
-        insert(tables.execution_ledger).values(
-            execution_id=token.execution_id,
-            session_id=token.session_id,
-            owner_id=token.owner_id,
-            step=0,
-            stage=stage,
-            attempt=0,
-            continuations=continuations,
-            result=results or {},
-            time_created=now,
-            time_updated=now,
-        )
+    await _OPEN.run(
+        conn,
+        execution_id=token.execution_id,
+        session_id=token.session_id,
+        owner_id=token.owner_id,
+        step=0,
+        stage=stage,
+        attempt=0,
+        continuations=continuations,
+        result=results or {},
+        time_created=now,
+        time_updated=now,
     )
+    return Ledger(token.execution_id, 0, stage, 0, continuations, results or {})
 
 
-async def move(conn: AsyncConnection, ledger: Ledger, step: int, stage: Stage, now: int, **changes: Any) -> None:
-    """Move the ledger, by compare-and-set. `changes` are columns besides step and stage, and `results`."""
-    table = tables.execution_ledger
-    if "results" in changes:
-        changes["result"] = changes.pop("results")
-    moved = await conn.execute(
-        update(table)
-        .where(
-            table.c.execution_id == ledger.execution_id,
-            table.c.step == ledger.step,
-            table.c.stage == ledger.stage,
-            table.c.attempt == ledger.attempt,
-        )
-        .values(step=step, stage=stage, time_updated=now, **changes)
+async def move(
+    conn: AsyncConnection,
+    ledger: Ledger,
+    step: int,
+    stage: Stage,
+    now: int,
+    *,
+    attempt: int | None = None,
+    continuations: int | None = None,
+    results: dict[str, Any] | None = None,
+) -> None:
+    """Move the ledger, by compare-and-set; what is not given stays. The one in hand is changed too."""
+    moved = await _MOVE.run(
+        conn,
+        named=ledger.execution_id,
+        old_step=ledger.step,
+        old_stage=ledger.stage,
+        old_attempt=ledger.attempt,
+        step=step,
+        stage=stage,
+        attempt=ledger.attempt if attempt is None else attempt,
+        continuations=ledger.continuations if continuations is None else continuations,
+        result=ledger.results if results is None else results,
+        time_updated=now,
     )
-    if moved.rowcount != 1:
+    if moved != 1:
         raise OwnershipLostError(f"execution {ledger.execution_id} was moved by another hand")
+    ledger.step, ledger.stage = step, stage
+    ledger.attempt = ledger.attempt if attempt is None else attempt
+    ledger.continuations = ledger.continuations if continuations is None else continuations
+    ledger.results = ledger.results if results is None else results

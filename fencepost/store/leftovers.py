@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, select, text, update
+from sqlalchemy import Text, bindparam, func, select, text
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -14,6 +15,7 @@ from fencepost.domain.messages import MessageError, decode_message
 from fencepost.domain.projection import INTERRUPTED, is_open
 from fencepost.store import tables
 from fencepost.store.event_log import Head
+from fencepost.store.statement import Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,30 @@ class Row:
     data: dict[str, Any]
 
 
+_messages, _live = tables.session_message, tables.live_part
+_NEWEST = Statement(
+    select(_messages.c.id, _messages.c.type, _messages.c.seq, _messages.c.data)
+    .where(
+        _messages.c.session_id == bindparam("session_id"),
+        _messages.c.type == func.any(bindparam("types", type_=ARRAY(Text))),
+    )
+    .order_by(_messages.c.seq.desc())
+    .limit(1)
+)
+_LIVE = Statement(select(_live).where(_live.c.assistant_message_id == bindparam("message_id")))
+_CLOSE_BOOKS = Statement(
+    # The condition on the status is written as the partial index says it.
+    text(
+        """
+        WITH calls AS (
+            UPDATE tool_call SET status = 'settled' WHERE session_id = :session_id AND status <> 'settled'
+        )
+        DELETE FROM live_part WHERE session_id = :session_id
+        """
+    )
+)
+
+
 async def newest_assistant(conn: AsyncConnection, session_id: str) -> Row | None:
     """Give the session's newest assistant message."""
     return await newest(conn, session_id, ("assistant",))
@@ -34,15 +60,7 @@ async def newest_assistant(conn: AsyncConnection, session_id: str) -> Row | None
 async def newest(conn: AsyncConnection, session_id: str, types: tuple[str, ...]) -> Row | None:
     """Give the session's newest message of these types. Raises MessageDecodeError for an assistant message whose row
     cannot be read."""
-    messages = tables.session_message
-    row = (
-        await conn.execute(
-            select(messages.c.id, messages.c.type, messages.c.seq, messages.c.data)
-            .where(messages.c.session_id == session_id, messages.c.type.in_(types))
-            .order_by(messages.c.seq.desc())
-            .limit(1)
-        )
-    ).first()
+    row = await _NEWEST.first(conn, session_id=session_id, types=list(types))
     if row is None:
         return None
     if row.type == "assistant":
@@ -58,8 +76,9 @@ async def close_open_parts(
     What is known of an open part is its text so far as kept for readers, at most about a second old. A part that has
     its durable text keeps it, whatever was kept of it before.
     """
-    live = tables.live_part
-    rows = await conn.execute(select(live).where(live.c.assistant_message_id == message_id))
+    if not any(_needs_closing(part) for part in data["content"]):
+        return []
+    rows = await _LIVE.all(conn, message_id=message_id)
     kept = {(row.kind, row.part_id): row.text for row in rows}
     about = {"timestamp": head.now, "session_id": head.session_id, "assistant_message_id": message_id}
     made: list[DurableEvent] = []
@@ -84,9 +103,12 @@ async def close_open_parts(
     return made
 
 
+def _needs_closing(part: dict[str, Any]) -> bool:
+    if part["type"] == "text":
+        return not part["text"]
+    return "completed" not in part.get("time", {}) if part["type"] == "reasoning" else is_open(part)
+
+
 async def close_books(conn: AsyncConnection, session_id: str) -> None:
     """When a step is over, however it ended: no planned tool may start any more, and no part is live."""
-    calls, live = tables.tool_call, tables.live_part
-    mine = (calls.c.session_id == session_id) & text("status <> 'settled'")  # as the partial index says it
-    await conn.execute(update(calls).where(mine).values(status="settled"))
-    await conn.execute(delete(live).where(live.c.session_id == session_id))
+    await _CLOSE_BOOKS.run(conn, session_id=session_id)

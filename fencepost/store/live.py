@@ -19,6 +19,7 @@ from sqlalchemy.engine import URL
 
 from fencepost.domain.errors import SubscriberOverflowError, UnavailableError
 from fencepost.store.engine import Database, unavailable
+from fencepost.store.statement import Statement
 from fencepost.telemetry import get_logger
 
 # PostgreSQL refuses a payload of 8,000 bytes; the rest is room for the other fields.
@@ -28,9 +29,11 @@ _QUEUED_AT_MOST = 10_000
 
 # A notification makes its transaction write to the log. Nobody has to wait until that is on the disk: what has to
 # survive a crash of the server was committed before.
-_NOTIFY = text(
-    "WITH lazy AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)) "
-    "SELECT pg_notify(c, p) FROM lazy, unnest(CAST(:c AS text[]), CAST(:p AS text[])) AS n(c, p)"
+_NOTIFY = Statement(
+    text(
+        "WITH lazy AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)) "
+        "SELECT pg_notify(c, p) FROM lazy, unnest(CAST(:c AS text[]), CAST(:p AS text[])) AS n(c, p)"
+    )
 )
 
 _log = get_logger("fencepost.live")
@@ -144,9 +147,7 @@ class Announcer:
             return
         channels, payloads = zip(*waiting, strict=True)
         async with self._database.read() as conn:
-            # One round trip: the statement is its own transaction.
-            await conn.execution_options(isolation_level="AUTOCOMMIT")
-            await conn.execute(_NOTIFY, {"c": list(channels), "p": list(payloads)})
+            await _NOTIFY.run(conn, c=list(channels), p=list(payloads))
 
 
 def listen_url(url: URL) -> str:

@@ -130,5 +130,5 @@ async def _migrate(database: Database) -> None:
         config.attributes["connection"] = sync
         command.upgrade(config, "head")
 
-    async with database.engine.begin() as conn:
+    async with database.begin() as conn:
         await conn.run_sync(run)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import select, text, update
+from sqlalchemy import bindparam, column, literal_column, select, text, update
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,6 +19,7 @@ from fencepost.domain.ownership import Token
 from fencepost.store import event_log, tables
 from fencepost.store.event_log import CLOCK, Entry, Head
 from fencepost.store.ledger import Ledger, ledger_of
+from fencepost.store.statement import Statement, driver_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +43,60 @@ class Held:
     """How far the execution has come; `hold` reads it, since it changes only under the row's lock."""
 
 
-_FENCE = text(
-    f"""
-    SELECT id, owner_id, assistant_message_id, phase, expires_at, {CLOCK} AS now
-    FROM session_execution WHERE session_id = :session_id FOR UPDATE
-    """
+_execution = tables.session_execution
+_named = _execution.c.session_id == bindparam("named")
+_FENCE = Statement(select(_execution).where(_named).with_for_update())
+_HEAD = Statement(
+    text(
+        f"""
+        SELECT s.seq, {CLOCK} AS now, l.execution_id, l.step, l.stage, l.attempt, l.continuations, l.result
+        FROM event_sequence AS s LEFT JOIN execution_ledger AS l ON l.execution_id = :execution_id
+        WHERE s.aggregate_id = :session_id FOR UPDATE OF s
+        """
+    ).columns(
+        *(column(name) for name in ("seq", "now", "execution_id", "step", "stage", "attempt", "continuations")),
+        column("result", JSONB),
+    )
+)
+_RENEW = Statement(update(_execution).where(_named).values(expires_at=bindparam("expires_at")))
+_SET_PHASE = Statement(
+    update(_execution)
+    .where(_named)
+    .values(phase=bindparam("phase"), assistant_message_id=bindparam("assistant_message_id"))
+)
+_OWNER = Statement(
+    select(_execution.c.id, _execution.c.owner_id, _execution.c.expires_at, literal_column(CLOCK).label("now")).where(
+        _named
+    )
 )
 
 
-_HEAD = text(
-    f"""
-    SELECT s.seq, {CLOCK} AS now, l.execution_id, l.step, l.stage, l.attempt, l.continuations, l.result
-    FROM event_sequence AS s LEFT JOIN execution_ledger AS l ON l.execution_id = :execution_id
-    WHERE s.aggregate_id = :session_id FOR UPDATE OF s
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """What was found when both were locked: the log's end, whose claim there is, and the wanted execution's ledger."""
+
+    head: Head
+    held: Held | None
+    ledger: Ledger | None
+
+
+async def lock(conn: AsyncConnection, token: Token) -> Locked:
+    """Lock the session's execution row, whoever owns it, then the log's end, and read the token's ledger.
+
+    Raises NotFoundError for an unknown session.
     """
-).columns(result=JSONB)
+    assert driver_of(conn).is_in_transaction(), "outside a transaction a lock lasts for its statement"
+    row = await _FENCE.first(conn, named=token.session_id)
+    # A statement of its own, after the row's lock: what it reads has then been settled.
+    found = await _HEAD.first(conn, session_id=token.session_id, execution_id=token.execution_id)
+    if found is None:
+        raise NotFoundError(f"no session {token.session_id}: create it first, or check the id")
+    head = Head(token.session_id, found.seq, found.now)
+    held = None
+    if row is not None:
+        owner = Token(session_id=token.session_id, execution_id=row.id, owner_id=row.owner_id)
+        held = Held(owner, head, row.assistant_message_id, row.phase, row.expires_at)
+    return Locked(head, held, ledger_of(found) if found.execution_id is not None else None)
 
 
 async def hold(conn: AsyncConnection, token: Token, *, unexpired: bool = False) -> Held:
@@ -64,47 +105,53 @@ async def hold(conn: AsyncConnection, token: Token, *, unexpired: bool = False) 
     Raises OwnershipLostError when the row is gone or another's, and with `unexpired` LeaseExpiredError, which is one
     too, when the lease has run out.
     """
-    row = (await conn.execute(_FENCE, {"session_id": token.session_id})).first()
-    if row is None or (row.id, row.owner_id) != (token.execution_id, token.owner_id):
+    try:
+        locked = await lock(conn, token)
+    except NotFoundError:
+        raise OwnershipLostError(f"session {token.session_id} of execution {token.execution_id} is gone") from None
+    held = locked.held
+    if held is None or (held.token.execution_id, held.token.owner_id) != (token.execution_id, token.owner_id):
         raise OwnershipLostError(f"execution {token.execution_id} does not own session {token.session_id} any more")
-    # The clock was read when the row was found; waiting for its lock may have taken long since, so the head's later
-    # reading decides.
-    found = (await conn.execute(_HEAD, {"session_id": token.session_id, "execution_id": token.execution_id})).first()
-    if found is None:
-        raise NotFoundError(f"no session {token.session_id}: create it first, or check the id")
-    head = Head(token.session_id, found.seq, found.now)
-    if unexpired and row.expires_at <= head.now:
+    if unexpired and held.expires_at <= held.head.now:
         raise LeaseExpiredError(f"the lease of execution {token.execution_id} ran out")
-    ledger = ledger_of(found) if found.execution_id is not None else None
-    return Held(token, head, row.assistant_message_id, row.phase, row.expires_at, ledger)
+    held.ledger = locked.ledger
+    return held
 
 
 async def renew(conn: AsyncConnection, held: Held, lease: Lease) -> None:
     """Give the held row a whole lease from now on."""
-    execution = tables.session_execution
     held.expires_at = held.head.now + lease.length
-    await conn.execute(
-        update(execution).where(execution.c.session_id == held.token.session_id).values(expires_at=held.expires_at)
-    )
+    await _RENEW.run(conn, named=held.token.session_id, expires_at=held.expires_at)
 
 
-async def append(conn: AsyncConnection, held: Held, entries: Sequence[Entry], lease: Lease) -> list[int]:
-    """The fenced append: add events under the held token, renewing the lease when it has aged."""
-    seqs = await event_log.append(conn, held.head, entries)
+async def keep(conn: AsyncConnection, held: Held, lease: Lease) -> None:
+    """Renew the lease if it has aged."""
     if held.expires_at - lease.length + lease.renew_after <= held.head.now:
         await renew(conn, held, lease)
+
+
+async def append(
+    conn: AsyncConnection,
+    held: Held,
+    entries: Sequence[Entry],
+    lease: Lease,
+    *,
+    fresh: bool = False,
+    message: tuple[str, dict[str, Any]] | None = None,
+) -> list[int]:
+    """The fenced append: add events under the held token, renewing the lease when it has aged.
+
+    `fresh` and `message` are as in `event_log.append`: the ledger shows that a stage's events are new.
+    """
+    seqs = await event_log.append(conn, held.head, entries, fresh=fresh, message=message)
+    await keep(conn, held, lease)
     return seqs
 
 
 async def set_phase(conn: AsyncConnection, held: Held, phase: str, assistant_message_id: str | None = None) -> None:
     """Record the phase and the assistant message of the step in hand."""
-    execution = tables.session_execution
     held.phase, held.assistant_message_id = phase, assistant_message_id
-    await conn.execute(
-        update(execution)
-        .where(execution.c.session_id == held.token.session_id)
-        .values(phase=phase, assistant_message_id=assistant_message_id)
-    )
+    await _SET_PHASE.run(conn, named=held.token.session_id, phase=phase, assistant_message_id=assistant_message_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +166,5 @@ class Owner:
 
 async def owner_of(conn: AsyncConnection, session_id: str) -> Owner | None:
     """Give the session's execution row as it is now, None when nobody claims it."""
-    execution = tables.session_execution
-    row = (
-        await conn.execute(
-            select(execution.c.id, execution.c.owner_id, execution.c.expires_at, text(f"{CLOCK} AS now")).where(
-                execution.c.session_id == session_id
-            )
-        )
-    ).first()
+    row = await _OWNER.first(conn, named=session_id)
     return None if row is None else Owner(row.id, row.owner_id, row.expires_at, row.expires_at <= row.now)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
-from sqlalchemy import delete, func, insert, or_, select, text, update
+from sqlalchemy import BigInteger, bindparam, delete, func, insert, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -19,6 +19,7 @@ from fencepost.domain import events
 from fencepost.domain.errors import LifecycleConflictError, MessageNotFoundError, SessionAlreadyProjectedError
 from fencepost.domain.projection import new_assistant, update_assistant
 from fencepost.store import tables
+from fencepost.store.statement import Statement
 
 Projector: TypeAlias = Callable[[AsyncConnection, Any, int], Awaitable[None]]
 
@@ -35,9 +36,11 @@ class Projection:
     """Projects the events of one append, in order. An assistant message that several of them change is read and
     written once. `write` has to be called after the last event, in the same transaction."""
 
-    def __init__(self, conn: AsyncConnection) -> None:
+    def __init__(self, conn: AsyncConnection, message: tuple[str, dict[str, Any]] | None = None) -> None:
         self._conn = conn
         self._assistants: dict[str, _Assistant | None] = {}
+        if message is not None:
+            self._assistants[message[0]] = _Assistant(message[1])
 
     async def apply(self, event: events.DurableEvent, seq: int) -> None:
         """Project one event at its sequence. An event kind without a projector changes nothing."""
@@ -90,14 +93,57 @@ class _Assistant:
     created_at: int | None = None
 
 
+_messages, _inbox, _sessions = tables.session_message, tables.session_input, tables.session
+_ASSISTANT = Statement(
+    select(_messages.c.data).where(
+        _messages.c.id == bindparam("id"),
+        _messages.c.session_id == bindparam("session_id"),
+        _messages.c.type == "assistant",
+    )
+)
+_NEWEST_ASSISTANT = Statement(
+    select(_messages.c.id, _messages.c.data)
+    .where(_messages.c.session_id == bindparam("session_id"), _messages.c.type == "assistant")
+    .order_by(_messages.c.seq.desc())
+    .limit(1)
+)
+_INSERT_MESSAGE = Statement(
+    upsert(_messages)
+    .values({column.name: bindparam(column.name) for column in _messages.c})
+    .on_conflict_do_nothing(index_elements=["id"])
+)
+_UPDATE_MESSAGE = Statement(
+    update(_messages)
+    .where(_messages.c.id == bindparam("named"))
+    .values(data=bindparam("data"), time_updated=bindparam("time_updated"))
+)
+_IS_MESSAGE = Statement(select(_messages.c.id).where(_messages.c.id == bindparam("id")))
+_ADMIT = Statement(
+    upsert(_inbox)
+    .values(
+        {name: bindparam(name) for name in ("id", "session_id", "prompt", "delivery", "admitted_seq", "time_created")}
+    )
+    .on_conflict_do_nothing(index_elements=["id"])
+)
+_INPUT = Statement(select(_inbox).where(_inbox.c.id == bindparam("id")).with_for_update())
+_PROMOTE = Statement(
+    update(_inbox).where(_inbox.c.id == bindparam("named")).values(promoted_seq=bindparam("promoted_seq"))
+)
+_SUMS = ("cost", "tokens_input", "tokens_output", "tokens_reasoning", "tokens_cache_read", "tokens_cache_write")
+_SUM_UP = Statement(
+    update(_sessions)
+    .where(_sessions.c.id == bindparam("named"))
+    .values(
+        {name: _sessions.c[name] + bindparam(f"more_{name}", type_=_sessions.c[name].type) for name in _SUMS}
+        | {"time_updated": bindparam("time_updated", type_=BigInteger)}
+    )
+)
+
+
 async def _read_assistant(conn: AsyncConnection, session_id: str, message_id: str) -> _Assistant | None:
     # Without a lock of its own: whoever appends holds the lock of the session's log.
-    messages = tables.session_message
-    named = select(messages.c.data).where(
-        messages.c.id == message_id, messages.c.session_id == session_id, messages.c.type == "assistant"
-    )
-    data = (await conn.execute(named)).scalar_one_or_none()
-    return None if data is None else _Assistant(data)
+    row = await _ASSISTANT.first(conn, id=message_id, session_id=session_id)
+    return None if row is None else _Assistant(row.data)
 
 
 async def _session_created(conn: AsyncConnection, event: events.SessionCreated, seq: int) -> None:
@@ -130,8 +176,8 @@ async def _insert_message(
     created: int | None = None,
 ) -> None:
     """A duplicate id is refused, which rolls the event back and keeps the original."""
-    messages = tables.session_message
-    statement = upsert(messages).values(
+    inserted = await _INSERT_MESSAGE.run(
+        conn,
         id=message_id,
         session_id=event.session_id,
         type=kind,
@@ -140,8 +186,7 @@ async def _insert_message(
         time_updated=event.timestamp,
         data=data,
     )
-    once = statement.on_conflict_do_nothing(index_elements=["id"]).returning(messages.c.id)
-    if (await conn.execute(once)).first() is None:
+    if not inserted:
         raise LifecycleConflictError(f"there is a message {message_id} already: {event.type} cannot make another")
 
 
@@ -176,43 +221,37 @@ async def _moved(conn: AsyncConnection, event: events.Moved, seq: int) -> None:
 
 
 async def _prompt_admitted(conn: AsyncConnection, event: events.PromptAdmitted, seq: int) -> None:
-    messages, inbox = tables.session_message, tables.session_input
-    visible = await conn.execute(select(messages.c.id).where(messages.c.id == event.message_id))
-    if visible.first() is not None:
+    if await _IS_MESSAGE.first(conn, id=event.message_id) is not None:
         raise LifecycleConflictError(f"{event.message_id} is a message already and cannot be admitted again")
-    row = {
-        "id": event.message_id,
-        "session_id": event.session_id,
-        "prompt": event.prompt.to_wire(),
-        "delivery": event.delivery,
-        "admitted_seq": seq,
-        "time_created": event.timestamp,
-    }
-    inserted = await conn.execute(
-        upsert(inbox).values(**row).on_conflict_do_nothing(index_elements=["id"]).returning(inbox.c.id)
+    inserted = await _ADMIT.run(
+        conn,
+        id=event.message_id,
+        session_id=event.session_id,
+        prompt=event.prompt.to_wire(),
+        delivery=event.delivery,
+        admitted_seq=seq,
+        time_created=event.timestamp,
     )
-    if inserted.first() is None:
+    if not inserted:
         raise LifecycleConflictError(f"input {event.message_id} is in the inbox already")
 
 
 async def _prompted(conn: AsyncConnection, event: events.Prompted, seq: int) -> None:
-    inbox = tables.session_input
     prompt = event.prompt.to_wire()
-    found = await conn.execute(select(inbox).where(inbox.c.id == event.message_id).with_for_update())
-    row = found.mappings().first()
+    row = await _INPUT.first(conn, id=event.message_id)
     if row is None:
         # A log from before there was an inbox: admitted and promoted at once.
         values = {"id": event.message_id, "session_id": event.session_id, "prompt": prompt, "delivery": event.delivery}
         places = {"admitted_seq": seq, "promoted_seq": seq, "time_created": event.timestamp}
-        await conn.execute(insert(inbox).values(**values, **places))
-    elif row["promoted_seq"] is not None:
-        if row["session_id"] != event.session_id or row["promoted_seq"] != seq:
-            raise LifecycleConflictError(f"input {event.message_id} was promoted at {row['promoted_seq']} already")
+        await conn.execute(insert(tables.session_input).values(**values, **places))
+    elif row.promoted_seq is not None:
+        if row.session_id != event.session_id or row.promoted_seq != seq:
+            raise LifecycleConflictError(f"input {event.message_id} was promoted at {row.promoted_seq} already")
     else:
-        same = (row["session_id"], row["prompt"], row["delivery"], row["time_created"])
+        same = (row.session_id, row.prompt, row.delivery, row.time_created)
         if same != (event.session_id, prompt, event.delivery, event.timestamp):
             raise LifecycleConflictError(f"input {event.message_id} was admitted with other content")
-        await conn.execute(update(inbox).where(inbox.c.id == event.message_id).values(promoted_seq=seq))
+        await _PROMOTE.run(conn, named=event.message_id, promoted_seq=seq)
     await _insert_message(conn, event, seq, event.message_id, "user", {**prompt, **_created(event)})
 
 
@@ -259,21 +298,12 @@ async def _compaction_ended(conn: AsyncConnection, event: events.CompactionEnded
 async def _write_message(
     conn: AsyncConnection, event: events.DurableEvent, message_id: str, data: dict[str, Any]
 ) -> None:
-    messages = tables.session_message
-    statement = update(messages).where(messages.c.id == message_id)
-    await conn.execute(statement.values(data=data, time_updated=event.timestamp))
+    await _UPDATE_MESSAGE.run(conn, named=message_id, data=data, time_updated=event.timestamp)
 
 
 async def _close_newest(conn: AsyncConnection, event: events.StepStarted) -> None:
     """An older step that never settled is closed, without finish and error, so that it is never current again."""
-    messages = tables.session_message
-    newest = (
-        select(messages.c.id, messages.c.data)
-        .where(messages.c.session_id == event.session_id, messages.c.type == "assistant")
-        .order_by(messages.c.seq.desc())
-        .limit(1)
-    )
-    row = (await conn.execute(newest)).first()
+    row = await _NEWEST_ASSISTANT.first(conn, session_id=event.session_id)
     if row is not None and "completed" not in row.data["time"]:
         time = {**row.data["time"], "completed": event.timestamp}
         await _write_message(conn, event, row.id, {**row.data, "time": time})
@@ -281,17 +311,17 @@ async def _close_newest(conn: AsyncConnection, event: events.StepStarted) -> Non
 
 async def _sum_up(conn: AsyncConnection, event: events.StepEnded) -> None:
     """Add a step's cost and tokens to its session's."""
-    columns = tables.session.c
     tokens = event.tokens
-    await _touch_session(
+    await _SUM_UP.run(
         conn,
-        event,
-        cost=columns.cost + event.cost,
-        tokens_input=columns.tokens_input + tokens.input,
-        tokens_output=columns.tokens_output + tokens.output,
-        tokens_reasoning=columns.tokens_reasoning + tokens.reasoning,
-        tokens_cache_read=columns.tokens_cache_read + tokens.cache.read,
-        tokens_cache_write=columns.tokens_cache_write + tokens.cache.write,
+        named=event.session_id,
+        time_updated=event.timestamp,
+        more_cost=event.cost,
+        more_tokens_input=tokens.input,
+        more_tokens_output=tokens.output,
+        more_tokens_reasoning=tokens.reasoning,
+        more_tokens_cache_read=tokens.cache.read,
+        more_tokens_cache_write=tokens.cache.write,
     )
 
 

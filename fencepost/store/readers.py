@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import bindparam, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -16,15 +16,32 @@ from fencepost.store import event_log, tables
 from fencepost.store.engine import Database
 from fencepost.store.event_log import StoredEvent
 from fencepost.store.live import Listener, Notice, Subscription
+from fencepost.store.statement import Statement
 from fencepost.store.steps import part_of
 
 POLL_SECONDS = 0.5
 _QUEUED = 1_000
 _PAGE = 500
 
-# Made once: to put a statement together takes longer than to run it.
-_HEAD = select(tables.event_sequence.c.seq).where(tables.event_sequence.c.aggregate_id == bindparam("session_id"))
-_KEPT = select(tables.live_part).where(tables.live_part.c.session_id == bindparam("session_id"))
+
+_KEPT = Statement(select(tables.live_part).where(tables.live_part.c.session_id == bindparam("session_id")))
+
+_messages = tables.session_message
+_compaction = (
+    select(_messages.c.seq)
+    .where(_messages.c.session_id == bindparam("session_id"), _messages.c.type == "compaction")
+    .order_by(_messages.c.seq.desc())
+    .limit(1)
+    .scalar_subquery()
+)
+_HISTORY = Statement(
+    select(_messages.c.id, _messages.c.type, _messages.c.data)
+    .where(
+        _messages.c.session_id == bindparam("session_id"),
+        _messages.c.seq >= func.coalesce(_compaction, literal_column("-1")),
+    )
+    .order_by(_messages.c.seq)
+)
 
 
 async def history(conn: AsyncConnection, session_id: str) -> list[Message]:
@@ -32,19 +49,7 @@ async def history(conn: AsyncConnection, session_id: str) -> list[Message]:
 
     Raises MessageDecodeError for a row that cannot be read.
     """
-    messages = tables.session_message
-    last = (
-        select(messages.c.seq)
-        .where(messages.c.session_id == session_id, messages.c.type == "compaction")
-        .order_by(messages.c.seq.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
-    rows = await conn.execute(
-        select(messages.c.id, messages.c.type, messages.c.data)
-        .where(messages.c.session_id == session_id, (messages.c.seq >= last) | (last.is_(None)))
-        .order_by(messages.c.seq)
-    )
+    rows = await _HISTORY.all(conn, session_id=session_id)
     return [decode_message(row.id, row.type, row.data) for row in rows]
 
 
@@ -186,8 +191,6 @@ async def _catch_up(database: Database, cursor: _Cursor, *, parts: bool) -> Asyn
     found: list[StoredEvent | Delta] = []
     while True:
         async with database.read() as conn:
-            # Each statement is a transaction of its own: live text waits for this, so round trips count.
-            await conn.execution_options(isolation_level="AUTOCOMMIT")
             stored = await event_log.read_after(conn, cursor.session_id, cursor.seq, _PAGE)
             if not stored and parts:
                 found = await _kept(conn, cursor)
@@ -205,13 +208,11 @@ async def _may_have_missed(database: Database, cursor: _Cursor) -> bool:
     if cursor.parts:
         return True
     async with database.read() as conn:
-        await conn.execution_options(isolation_level="AUTOCOMMIT")
-        head = (await conn.execute(_HEAD, {"session_id": cursor.session_id})).scalar()
-    return head is not None and head > cursor.seq
+        return await event_log.latest(conn, cursor.session_id) > cursor.seq
 
 
 async def _kept(conn: AsyncConnection, cursor: _Cursor) -> list[StoredEvent | Delta]:
-    rows = await conn.execute(_KEPT, {"session_id": cursor.session_id})
+    rows = await _KEPT.all(conn, session_id=cursor.session_id)
     deltas = [cursor.live(row.assistant_message_id, row.kind, row.part_id, row.attempt, 0, row.text) for row in rows]
     return [delta for delta in deltas if delta is not None]
 

@@ -137,28 +137,31 @@ async def _rebuild_some(conn: AsyncConnection, ids: list[str]) -> list[tuple[str
     return found
 
 
+_TEMPORARY = "pg_temp"
+
+
 async def _both(conn: AsyncConnection, session_id: str) -> _Sides:
     """Lock the log, read what is stored, and project the log into the temporary tables. Afterwards the
     connection's statements mean the stored tables again; the temporary ones go away with the transaction."""
     head = await event_log.lock(conn, session_id)
     stored = await _rows(conn, session_id)
     home = await _make_scratch(conn)
-    await _look_at(conn, home)
+    await _look_at(conn, home, _TEMPORARY)
     after = -1
     while after < head.seq:
         page = await event_log.read_after(conn, session_id, after, _CHUNK)
-        await _look_at(conn, "pg_temp")
+        await _look_at(conn, _TEMPORARY, home)
         projection = Projection(conn)
         for event in page:
             await projection.apply(event.decode(), event.seq)
         await projection.write()
-        await _look_at(conn, home)
+        await _look_at(conn, home, _TEMPORARY)
         after = page[-1].seq
-    await _look_at(conn, "pg_temp")
+    await _look_at(conn, _TEMPORARY, home)
     rebuilt = await _rows(conn, session_id)
     projects = [dict(row) for row in (await conn.execute(select(tables.project))).mappings()]
     # The bare names would mean the temporary tables until the transaction ends.
-    await _look_at(conn, home)
+    await _look_at(conn, home, _TEMPORARY)
     return _Sides(stored, rebuilt, projects)
 
 
@@ -177,12 +180,13 @@ async def _make_scratch(conn: AsyncConnection) -> str:
     for table in _SCRATCH:
         like = f"(LIKE {quoted}.{table.name} INCLUDING ALL)"
         await conn.execute(text(f"CREATE TEMPORARY TABLE IF NOT EXISTS {table.name} {like} ON COMMIT DROP"))
-    await _look_at(conn, "pg_temp")
+    await _look_at(conn, _TEMPORARY, home)
     for table in _SCRATCH:  # of the session before, in the same transaction
         await conn.execute(delete(table))
     return home
 
 
-async def _look_at(conn: AsyncConnection, schema: str) -> None:
-    """Let every statement mean the tables of this schema, whatever bare names would mean by now."""
-    await conn.execution_options(schema_translate_map={None: schema})
+async def _look_at(conn: AsyncConnection, first: str, second: str) -> None:
+    """Let bare names mean the tables of the first schema, or else of the second, until the transaction ends."""
+    quote = conn.dialect.identifier_preparer.quote
+    await conn.execute(text(f"SET LOCAL search_path TO {quote(first)}, {quote(second)}"))

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from sqlalchemy import bindparam, select, update
 from sqlalchemy import delete as remove
-from sqlalchemy import select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost import __version__
@@ -22,6 +22,7 @@ from fencepost.domain.models import ModelRef
 from fencepost.store import event_log, replay, tables
 from fencepost.store.event_log import Entry
 from fencepost.store.ownership import owner_of
+from fencepost.store.statement import Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +76,15 @@ async def create(conn: AsyncConnection, session_id: str, wanted: NewSession) -> 
     return await get(conn, session_id)
 
 
+_GET = Statement(select(tables.session).where(tables.session.c.id == bindparam("id")))
+
+
 async def get(conn: AsyncConnection, session_id: str) -> Session:
     """Give one session. Raises NotFoundError."""
-    row = (await conn.execute(select(tables.session).where(tables.session.c.id == session_id))).mappings().first()
+    row = await _GET.first(conn, id=session_id)
     if row is None:
         raise NotFoundError(f"no session {session_id}: create it first, or check the id")
-    return session_of(row)
+    return session_of(row._asdict())
 
 
 async def switch_agent(conn: AsyncConnection, session_id: str, agent: str) -> Session:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -18,12 +18,48 @@ from fencepost.domain.ids import derived_id
 from fencepost.domain.ownership import Stage, Token, continues
 from fencepost.store import inbox, ledger, ownership, tables
 from fencepost.store.event_log import Entry
-from fencepost.store.leftovers import close_books, close_open_parts, newest_assistant
+from fencepost.store.leftovers import Row, close_books, close_open_parts, newest_assistant
 from fencepost.store.ownership import Held, Lease
+from fencepost.store.statement import Statement
 
 CONTINUE = (
     "The previous answer was cut off before it was complete ({reason}). Go on from where it stopped, without repeating "
     "what was said. Tool calls marked as interrupted may or may not have taken effect: check before doing them again."
+)
+
+
+_recovery, _live, _calls = tables.session_recovery, tables.live_part, tables.tool_call
+_PENDING_RECOVERY = Statement(
+    select(_recovery.c.execution_id, _recovery.c.continuation_message_id)
+    .where(
+        _recovery.c.session_id == bindparam("session_id"),
+        _recovery.c.phase == "pending",
+        _recovery.c.recovery_error.is_(None),
+    )
+    .order_by(_recovery.c.time_created)
+    .limit(1)
+    .with_for_update()
+)
+_PROMOTE_RECOVERY = Statement(
+    update(_recovery).where(_recovery.c.execution_id == bindparam("named")).values(phase="promoted", wake_pending=False)
+)
+_DROP_LIVE = Statement(
+    delete(_live).where(
+        _live.c.assistant_message_id == bindparam("message_id"),
+        _live.c.kind == bindparam("kind"),
+        _live.c.part_id == bindparam("part_id"),
+    )
+)
+_PLAN_TOOL = Statement(
+    upsert(_calls).values({column.name: bindparam(column.name) for column in _calls.c}).on_conflict_do_nothing()
+)
+_KEEP_LIVE = Statement(
+    upsert(_live)
+    .values({column.name: bindparam(column.name) for column in _live.c})
+    .on_conflict_do_update(
+        index_elements=["assistant_message_id", "kind", "part_id"],
+        set_={name: upsert(_live).excluded[name] for name in ("attempt", "text", "execution_id")},
+    )
 )
 
 
@@ -46,11 +82,14 @@ async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: boo
         return Prepared(**done.results.get("prepared", {"assistant_message_id": "", "promoted": 0, "continued": False}))
     assert held is not None, "without a row the stage has passed"
     _require_settled(done, step)
-    entries = await _left_open(conn, held, step)
+    newest = await newest_assistant(conn, token.session_id)
+    entries = await _left_open(conn, held, step, newest)
     continuation = await _continuation(conn, held)
     # A turn that goes on by a continuation is not over: queued input waits for its end.
     promotions = await inbox.promote(conn, held.head, queued=queued and not continuation)
-    await ownership.append(conn, held, [*entries, *continuation, *promotions], lease)
+    message = (newest.id, newest.data) if newest is not None else None
+    made = [*entries, *continuation, *promotions]
+    await ownership.append(conn, held, made, lease, fresh=True, message=message)
     result = Prepared(
         assistant_message_id=derived_id("msg", token.execution_id, step),
         promoted=len(promotions),
@@ -92,9 +131,8 @@ def _require_settled(done: ledger.Ledger, step: int) -> None:
         raise OwnershipLostError(f"step {done.step} of execution {done.execution_id} is still open, not step {step}")
 
 
-async def _left_open(conn: AsyncConnection, held: Held, step: int) -> list[Entry]:
+async def _left_open(conn: AsyncConnection, held: Held, step: int, newest: Row | None) -> list[Entry]:
     """Tools of the newest assistant that are still open have no worker any more: they fail, and never run again."""
-    newest = await newest_assistant(conn, held.token.session_id)
     if newest is None:
         return []
     left = await close_open_parts(conn, held.head, newest.id, newest.data, tools_only=True)
@@ -104,25 +142,10 @@ async def _left_open(conn: AsyncConnection, held: Held, step: int) -> list[Entry
 
 
 async def _continuation(conn: AsyncConnection, held: Held) -> list[Entry]:
-    recovery = tables.session_recovery
-    row = (
-        await conn.execute(
-            select(recovery)
-            .where(
-                recovery.c.session_id == held.token.session_id,
-                recovery.c.phase == "pending",
-                recovery.c.recovery_error.is_(None),
-            )
-            .order_by(recovery.c.time_created)
-            .limit(1)
-            .with_for_update()
-        )
-    ).first()
+    row = await _PENDING_RECOVERY.first(conn, session_id=held.token.session_id)
     if row is None:
         return []
-    await conn.execute(
-        update(recovery).where(recovery.c.execution_id == row.execution_id).values(phase="promoted", wake_pending=False)
-    )
+    await _PROMOTE_RECOVERY.run(conn, named=row.execution_id)
     event = Synthetic(
         timestamp=held.head.now,
         session_id=held.token.session_id,
@@ -145,7 +168,7 @@ async def request(conn: AsyncConnection, token: Token, step: int, attempt: int, 
     if not first and not (again and done.results.get("failed_attempt") == attempt - 1):
         raise OwnershipLostError(f"request {attempt} of step {step} is not due in execution {token.execution_id}")
     await ledger.move(conn, done, step, "requested", held.head.now, attempt=attempt)
-    await ownership.renew(conn, held, lease)
+    await ownership.keep(conn, held, lease)
 
 
 async def attempt_failed(conn: AsyncConnection, token: Token, step: int, attempt: int) -> None:
@@ -207,13 +230,8 @@ async def _drop_live(
     conn: AsyncConnection, event: events.TextEnded | events.ReasoningEnded | events.ToolInputEnded
 ) -> None:
     """A part's durable end replaces what was kept of it for readers."""
-    live = tables.live_part
     kind, part_id = part_of(event)
-    await conn.execute(
-        delete(live).where(
-            live.c.assistant_message_id == event.assistant_message_id, live.c.kind == kind, live.c.part_id == part_id
-        )
-    )
+    await _DROP_LIVE.run(conn, message_id=event.assistant_message_id, kind=kind, part_id=part_id)
 
 
 def part_of(event: events.TextEnded | events.ReasoningEnded | events.ToolInputEnded) -> tuple[str, str]:
@@ -228,18 +246,15 @@ def part_of(event: events.TextEnded | events.ReasoningEnded | events.ToolInputEn
 async def _plan_tool(conn: AsyncConnection, held: Held, event: ToolCalled) -> None:
     call_id = clean_text(event.call_id)
     key = derived_id("evt", "effect", event.session_id, event.assistant_message_id, call_id)
-    await conn.execute(
-        upsert(tables.tool_call)
-        .values(
-            assistant_message_id=event.assistant_message_id,
-            call_id=call_id,
-            session_id=event.session_id,
-            execution_id=held.token.execution_id,
-            status="called",
-            effect_key=key,
-            time_updated=held.head.now,
-        )
-        .on_conflict_do_nothing()
+    await _PLAN_TOOL.run(
+        conn,
+        assistant_message_id=event.assistant_message_id,
+        call_id=call_id,
+        session_id=event.session_id,
+        execution_id=held.token.execution_id,
+        status="called",
+        effect_key=key,
+        time_updated=held.head.now,
     )
 
 
@@ -269,22 +284,15 @@ async def keep_live(conn: AsyncConnection, token: Token, part: LivePart) -> None
     open_now = (done.stage, done.attempt, held.assistant_message_id)
     if open_now != ("requested", part.attempt, part.assistant_message_id):
         raise OwnershipLostError(f"the step of {part.assistant_message_id} is not open in {token.execution_id}")
-    text = clean_text(part.text)
-    values = {
-        "assistant_message_id": part.assistant_message_id,
-        "kind": part.kind,
-        "part_id": clean_text(part.part_id),
-        "session_id": token.session_id,
-        "execution_id": token.execution_id,
-        "attempt": part.attempt,
-        "text": text,
-    }
-    statement = upsert(tables.live_part).values(**values)
-    await conn.execute(
-        statement.on_conflict_do_update(
-            index_elements=["assistant_message_id", "kind", "part_id"],
-            set_={"attempt": part.attempt, "text": text, "execution_id": token.execution_id},
-        )
+    await _KEEP_LIVE.run(
+        conn,
+        assistant_message_id=part.assistant_message_id,
+        kind=part.kind,
+        part_id=clean_text(part.part_id),
+        session_id=token.session_id,
+        execution_id=token.execution_id,
+        attempt=part.attempt,
+        text=clean_text(part.text),
     )
 
 
@@ -322,6 +330,7 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     _require_settled(done, step)
     execution, head = token.execution_id, held.head
     made: list[DurableEvent] = []
+    message: tuple[str, dict[str, Any]] | None = None
     # Before the request there is no assistant message of this step; the row may still name the last one's.
     assistant, terminal = held.assistant_message_id if done.stage == "requested" else None, settlement.terminal
     if assistant is None and settlement.start is not None and not isinstance(terminal, Interruption):
@@ -329,6 +338,7 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     elif assistant is not None:
         newest = await newest_assistant(conn, token.session_id)
         if newest is not None and newest.id == assistant:
+            message = (newest.id, newest.data)
             made += await close_open_parts(conn, head, assistant, newest.data)
     if isinstance(terminal, Interruption):
         made.append(
@@ -345,7 +355,7 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     else:
         made.append(terminal.model_copy(update={"timestamp": head.now}))
     entries = [Entry(derived_id("evt", execution, step, "settlement", n), event) for n, event in enumerate(made)]
-    await ownership.append(conn, held, entries, lease)
+    await ownership.append(conn, held, entries, lease, fresh=True, message=message)
     await close_books(conn, token.session_id)
     if isinstance(terminal, Interruption):
         await ownership.set_phase(conn, held, "unknown", assistant)

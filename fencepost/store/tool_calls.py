@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import bindparam, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.clean import clean_text
@@ -16,6 +16,30 @@ from fencepost.domain.ownership import Token
 from fencepost.store import ownership, tables
 from fencepost.store.event_log import Entry
 from fencepost.store.ownership import Lease
+from fencepost.store.statement import Statement
+
+_calls, _messages, _sessions = tables.tool_call, tables.session_message, tables.session
+_mine = (
+    (_calls.c.assistant_message_id == bindparam("message_id"))
+    & (_calls.c.call_id == bindparam("named"))
+    & (_calls.c.execution_id == bindparam("execution"))
+)
+_START = Statement(
+    update(_calls)
+    .where(_mine, _calls.c.status == "called")
+    .values(status="started", time_updated=bindparam("time_updated"))
+    .returning(_calls.c.effect_key)
+)
+_SETTLE = Statement(
+    update(_calls)
+    .where(_mine, _calls.c.status != "settled")
+    .values(status="settled", time_updated=bindparam("time_updated"))
+)
+_CALLED = Statement(
+    select(_messages.c.data, _sessions.c.directory)
+    .join(_sessions, _sessions.c.id == _messages.c.session_id)
+    .where(_messages.c.id == bindparam("message_id"))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +60,19 @@ async def start(conn: AsyncConnection, token: Token, message_id: str, call_id: s
     """
     held = await ownership.hold(conn, token, unexpired=True)
     call_id = clean_text(call_id)
-    calls = tables.tool_call
-    moved = await conn.execute(
-        update(calls)
-        .where(
-            calls.c.assistant_message_id == message_id,
-            calls.c.call_id == call_id,
-            calls.c.execution_id == token.execution_id,
-            calls.c.status == "called",
-        )
-        .values(status="started", time_updated=held.head.now)
-        .returning(calls.c.effect_key)
+    started = await _START.first(
+        conn, message_id=message_id, named=call_id, execution=token.execution_id, time_updated=held.head.now
     )
-    effect_key = moved.scalar_one_or_none()
-    if effect_key is None:
+    if started is None:
         raise OwnershipLostError(f"tool call {call_id} is not to be started by execution {token.execution_id}")
-    await ownership.renew(conn, held, lease)
-    messages, sessions = tables.session_message, tables.session
-    row = (
-        await conn.execute(
-            select(messages.c.data, sessions.c.directory)
-            .join(sessions, sessions.c.id == messages.c.session_id)
-            .where(messages.c.id == message_id)
-        )
-    ).one()
+    await ownership.keep(conn, held, lease)
+    row = await _CALLED.first(conn, message_id=message_id)
+    assert row is not None, "a planned call is a part of its message"
     for part in reversed(row.data["content"]):
         if part["type"] == "tool" and part["id"] == call_id:
-            return PlannedCall(part["name"], part["state"]["input"], effect_key, row.data["agent"], row.directory)
+            return PlannedCall(
+                part["name"], part["state"]["input"], started.effect_key, row.data["agent"], row.directory
+            )
     raise OwnershipLostError(f"tool call {call_id} is not in message {message_id}")
 
 
@@ -72,19 +82,11 @@ async def settle(
     """Record how a call ended. Raises OwnershipLostError when the token does not hold or the call is settled."""
     held = await ownership.hold(conn, token)
     call_id = clean_text(call_id)
-    calls = tables.tool_call
-    moved = await conn.execute(
-        update(calls)
-        .where(
-            calls.c.assistant_message_id == message_id,
-            calls.c.call_id == call_id,
-            calls.c.execution_id == token.execution_id,
-            calls.c.status != "settled",
-        )
-        .values(status="settled", time_updated=held.head.now)
+    moved = await _SETTLE.run(
+        conn, message_id=message_id, named=call_id, execution=token.execution_id, time_updated=held.head.now
     )
-    if moved.rowcount != 1:
+    if moved != 1:
         raise OwnershipLostError(f"tool call {call_id} is settled already")
     event = outcome.model_copy(update={"timestamp": held.head.now})
     entry = Entry(derived_id("evt", token.execution_id, message_id, "tool", call_id), event)
-    await ownership.append(conn, held, [entry], lease)
+    await ownership.append(conn, held, [entry], lease, fresh=True)

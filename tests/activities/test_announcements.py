@@ -13,6 +13,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.inbox import InboxActivities
+from activities.ownership import OwnershipActivities
 from activities.publisher import StepPublisher
 from fencepost.domain import stream as s
 from fencepost.domain.contracts import AdmitInput, Plan, PromptInput, StreamInput
@@ -59,7 +60,7 @@ class Told:
         """Admit one input as a signal or update does."""
         given = PromptInput(text=text)
         letter = AdmitInput(session_id=self.session_id, input_id=input_id or fresh_id("msg"), prompt=given)
-        return await InboxActivities(self.services).admit_input(letter)
+        return await InboxActivities(self.services, OwnershipActivities(self.services)).admit_input(letter)
 
     def publisher(self, work: Work, trusted: Callable[[], bool] = lambda: True) -> StepPublisher:
         """Give the publisher of a step's stream."""
@@ -108,7 +109,7 @@ async def test_nothing_is_announced_before_its_commit(told: Told) -> None:
     """An admission and a stream's part that wait for the log's lock: silence, then both are told of."""
     work = await told.store.begin(told.session_id)
     publisher = told.publisher(work)
-    async with told.store.database.engine.begin() as gate:
+    async with told.store.database.begin() as gate:
         await event_log.lock(gate, told.session_id)
         admitting = asyncio.create_task(told.admit())
         await told.store.waiting(1)

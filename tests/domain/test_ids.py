@@ -56,6 +56,8 @@ def test_a_derived_id_stands_for_its_parts() -> None:
         ("msg_" + "a" * 60, False, False),
         ("ses" + "a" * 60, True, False),
         ("ses" + "a" * 61, False, False),
+        ("ses_" + "a" * 64, True, False),
+        ("ses_" + "a" * 65, False, False),
         ("msg_", False, False),
         ("ses", False, False),
         ("msg_a\n", False, False),

@@ -80,7 +80,7 @@ async def test_a_turn_of_two_steps_is_five_lines_without_anything_that_was_writt
     assert {(line["session"], line["turn"], line["execution"]) for line in lines} == {
         (session_id, run_id, lines[0]["execution"])
     }
-    assert [line.get("step") for line in lines] == [None, 1, 1, 2, None]
+    assert [line.get("step") for line in lines] == [None, 1, 1, 2, 2]
     assert {key: lines[1][key] for key in ("tool", "status")} == {"tool": "bash", "status": "done"}
     assert [(line["status"], line["finish"]) for line in lines[2:4]] == [("done", "tool-calls"), ("done", "stop")]
     assert all(line["tokens_in"] > 0 and line["tokens_out"] > 0 for line in lines[2:4])

@@ -24,11 +24,9 @@ from fencepost.domain.contracts import (
     AdmitStart,
     ClaimInput,
     ClaimResult,
-    Plan,
-    PrepareInput,
-    PrepareResult,
     PromptInput,
     ReleaseInput,
+    Resolved,
     ResolveInput,
     SettleInput,
     StartInput,
@@ -383,9 +381,10 @@ async def test_every_activity_of_a_turn_done_twice_at_once(
         claim: ClaimResult = await hands.twice(contracts.CLAIM_SESSION, ClaimInput(session_id=session_id, ordinal=1))
         assert claim.token is not None
         about: dict[str, Any] = {"token": claim.token, "step": 1}
-        prepared: PrepareResult = await hands.twice(contracts.PREPARE_STEP, PrepareInput(**about, queued=True))
-        plan: Plan = await hands.twice(contracts.RESOLVE_MODEL, ResolveInput(**about, agent_step=1))
-        about["assistant_message_id"] = prepared.assistant_message_id
+        begun: Resolved = await hands.twice(contracts.RESOLVE_MODEL, ResolveInput(**about))
+        plan = begun.plan
+        assert plan is not None
+        about["assistant_message_id"] = begun.assistant_message_id
         result: StreamResult = await hands.once(contracts.STREAM_PROVIDER, StreamInput(**about, attempt=1, plan=plan))
         await hands.once(contracts.EXECUTE_TOOL, ToolInput(**about, call_id=result.calls[0].id, plan=plan))
         await hands.twice(contracts.SETTLE_STEP, SettleInput(**about, plan=plan, result=result))

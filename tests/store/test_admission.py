@@ -133,7 +133,7 @@ async def test_steers_are_promoted_up_to_the_cutoff_and_no_further(store: StoreK
         await store.admit(session_id, words)
     token = token_of(session_id)
     await store.claim(token)
-    async with store.database.engine.begin() as conn:
+    async with store.database.begin() as conn:
         held = await ownership.hold(conn, token)
         # A third input is admitted in this very transaction: its row is there, behind the head that was looked at.
         cutoff = event_log.Head(session_id, held.head.seq, held.head.now)

@@ -306,7 +306,7 @@ async def test_release_and_admission_wait_for_one_another(
     first = store.release(work.token) if release_first else store.admit(session_id, "just now")
     second = store.admit(session_id, "just now") if release_first else store.release(work.token)
 
-    async with store.database.engine.begin() as gate:
+    async with store.database.begin() as gate:
         await event_log.lock(gate, session_id)
         one: asyncio.Task[Any] = asyncio.create_task(first)
         await store.waiting(1)

@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 import pytest
+from asyncpg import CheckViolationError
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -86,6 +86,7 @@ async def test_event_sequence_and_projection_appear_together_or_not_at_all(
 ) -> None:
     """Before the commit nobody sees any of them, after it everybody sees all, after a rollback they never were."""
     async with store.database.engine.connect() as conn:
+        await conn.execute(text("BEGIN"))
         head = await event_log.lock(conn, session_id)
         assert await event_log.append(conn, head, [Entry(fresh_id("evt"), _note(session_id, "hello"))]) == [1]
         row = (
@@ -93,7 +94,7 @@ async def test_event_sequence_and_projection_appear_together_or_not_at_all(
         ).one()
         assert row[0] == 2
         assert await _seen(store, session_id) == (0, 1, 0)
-        await (conn.commit() if commit else conn.rollback())
+        await conn.execute(text("COMMIT" if commit else "ROLLBACK"))
 
     assert await _seen(store, session_id) == ((1, 2, 1) if commit else (0, 1, 0))
     assert await store.append(session_id, _note(session_id, "next")) == [2 if commit else 1]
@@ -114,7 +115,7 @@ async def test_a_failing_projection_undoes_the_whole_append(store: StoreKit, ses
 async def test_rows_beside_the_log_change_in_the_transaction_of_their_event(store: StoreKit, session_id: str) -> None:
     """A planned call, the ledger and the execution row are seen exactly when the events are that go with them."""
     work = await store.begin(session_id)
-    async with store.database.engine.begin() as gate:
+    async with store.database.begin() as gate:
         await event_log.lock(gate, session_id)
         publishing = asyncio.create_task(work.publish(work.started(), *work.called("call_1")))
         await store.waiting(1)
@@ -126,6 +127,7 @@ async def test_rows_beside_the_log_change_in_the_transaction_of_their_event(stor
     assert "tool.called" in await store.types(session_id)
 
     async with store.database.engine.connect() as conn:
+        await conn.execute(text("BEGIN"))
         # The settlement, held just before its commit.
         held = await ownership.hold(conn, work.token)
         done = await ledger.require(conn, work.token)
@@ -134,7 +136,7 @@ async def test_rows_beside_the_log_change_in_the_transaction_of_their_event(stor
         await ledger.move(conn, done, 1, "settled", held.head.now)
         assert (await store.row_of_ledger(work.token))["stage"] == "requested"
         assert "step.ended" not in await store.types(session_id)
-        await conn.commit()
+        await conn.execute(text("COMMIT"))
     assert (await store.row_of_ledger(work.token))["stage"] == "settled"
     assert "step.ended" in await store.types(session_id)
 
@@ -143,10 +145,10 @@ async def test_rows_beside_the_log_change_in_the_transaction_of_their_event(stor
 async def poison(store: StoreKit) -> Any:
     """Give the id of a call that the table of calls refuses, by a constraint of the database itself."""
     call_id = fresh_id("evt")
-    async with store.database.engine.begin() as conn:
+    async with store.database.begin() as conn:
         await conn.execute(text(f"ALTER TABLE tool_call ADD CONSTRAINT poison CHECK (call_id <> '{call_id}')"))
     yield call_id
-    async with store.database.engine.begin() as conn:
+    async with store.database.begin() as conn:
         await conn.execute(text("ALTER TABLE tool_call DROP CONSTRAINT poison"))
 
 
@@ -159,7 +161,7 @@ async def test_a_failing_row_beside_the_log_undoes_event_and_projection(
     await work.publish(work.started())
     before = await store.everything(session_id)
 
-    with pytest.raises(IntegrityError):
+    with pytest.raises(CheckViolationError):
         await work.publish(*work.called(poison))
     assert await store.everything(session_id) == before
     assert (await store.assistant(session_id)).content == ()

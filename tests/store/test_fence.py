@@ -75,7 +75,7 @@ THEFTS = {
 
 
 async def _steal(store: StoreKit, session_id: str, theft: str) -> None:
-    async with store.database.engine.begin() as conn:
+    async with store.database.begin() as conn:
         await conn.execute(text(THEFTS[theft]), {"id": session_id})
 
 
@@ -227,7 +227,7 @@ async def test_an_append_renews_an_aged_lease_only(store: StoreKit, session_id: 
     await work.publish(work.started())
     assert (await store.everything(session_id))["session_execution"][0]["expires_at"] == fresh
 
-    async with store.database.engine.begin() as conn:
+    async with store.database.begin() as conn:
         aged = text("UPDATE session_execution SET expires_at = expires_at - 20000 WHERE session_id = :id")
         await conn.execute(aged, {"id": session_id})
     await work.say("hello")

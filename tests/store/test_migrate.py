@@ -26,7 +26,7 @@ async def opened(url: str) -> AsyncIterator[Database]:
 
 
 async def _execute(url: str, *statements: str) -> None:
-    async with opened(url) as database, database.engine.begin() as conn:
+    async with opened(url) as database, database.begin() as conn:
         for statement in statements:
             await conn.execute(text(statement))
 

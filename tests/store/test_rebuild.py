@@ -119,7 +119,7 @@ async def test_every_session_can_be_rebuilt(database_url: str) -> None:
 async def test_appends_wait_while_a_session_is_rebuilt(store: StoreKit, session_id: str) -> None:
     """So that nothing is lost that comes at the same time."""
     await store.admit(session_id, "first")
-    async with store.database.engine.begin() as conn:
+    async with store.database.begin() as conn:
         await rebuild.rebuild(conn, session_id)
         coming = asyncio.create_task(store.admit(session_id, "second"))
         await store.waiting(1)

@@ -339,7 +339,7 @@ async def test_tools_left_open_by_an_earlier_hand_fail_before_anything_else(stor
     """A preparation that finds them, whoever left them, fails them and promotes after that."""
     work = await store.begin(session_id)
     await work.publish(work.started(), *work.called("call_1"))
-    async with store.database.engine.begin() as conn:
+    async with store.database.begin() as conn:
         # The books say that the step was settled, by whatever mishap; the transcript says otherwise.
         moved = text("UPDATE execution_ledger SET stage = 'settled' WHERE execution_id = :id")
         await conn.execute(moved, {"id": work.token.execution_id})

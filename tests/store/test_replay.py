@@ -161,7 +161,7 @@ async def test_a_replay_schedules_nothing(store: StoreKit, empty_store: StoreKit
     session_id = await store.new_session()
     await store.admit(session_id)
     for event in await store.events(session_id):
-        async with empty_store.database.engine.begin() as conn:
+        async with empty_store.database.begin() as conn:
             head = await event_log.begin(conn, session_id)
             await event_log.append(conn, head, [Entry(event.id, event.decode())])
 

@@ -119,7 +119,7 @@ async def test_creation_is_an_event_with_a_projection(store: StoreKit, session_i
 async def test_a_defect_while_a_creation_is_projected_is_not_hidden(store: StoreKit) -> None:
     """It comes out as it is, and nothing of the session stays; without the defect the same creation works."""
     session_id = fresh_id("ses")
-    async with store.database.engine.begin() as conn:
+    async with store.database.begin() as conn:
         await conn.execute(text(f"ALTER TABLE session ADD CONSTRAINT defect CHECK (id <> '{session_id}')"))
     try:
         with pytest.raises(IntegrityError, match="defect"):
@@ -128,7 +128,7 @@ async def test_a_defect_while_a_creation_is_projected_is_not_hidden(store: Store
         with pytest.raises(NotFoundError):
             await _get(store, session_id)
     finally:
-        async with store.database.engine.begin() as conn:
+        async with store.database.begin() as conn:
             await conn.execute(text("ALTER TABLE session DROP CONSTRAINT defect"))
     assert (await store.do(sessions.create, session_id, WANTED)).id == session_id
 

@@ -207,7 +207,7 @@ async def test_an_interrupt_during_a_back_off(house: MakeHouse) -> None:
     await assert_equal_to_rebuild(h, session_id)
 
 
-@pytest.mark.parametrize("activity", ["admit_start", "_claim", "prepare_step", "resolve_model"])
+@pytest.mark.parametrize("activity", ["admit_start", "_claim", "resolve_model"])
 async def test_an_interrupt_while_the_turn_waits_for_the_database(house: MakeHouse, activity: str) -> None:
     """The interrupt comes before any request was made: none is made."""
     h = await house([[Say("Hello.")]])
@@ -238,7 +238,7 @@ async def test_an_interrupt_during_the_release(house: MakeHouse, queued: bool) -
     await gate.reached()
     if queued:
         await h.prompt(session_id, "Next.", delivery="queue")
-    with Outage(h, "release_session") as outage:
+    with Outage(h, "settle_step") as outage:
         gate.release()
         await outage.felt.wait()
         await handle.signal("interrupt")

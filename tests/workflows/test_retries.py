@@ -203,7 +203,7 @@ async def _message(house: House, session_id: str, kind: str) -> Any:
 
 async def _write(house: House, message_id: str, data: dict[str, Any]) -> None:
     messages = tables.session_message
-    async with house.services.database.engine.begin() as conn:
+    async with house.services.database.begin() as conn:
         await conn.execute(update(messages).where(messages.c.id == message_id).values(data=data))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -183,6 +184,20 @@ async def test_sessions_do_not_wait_for_one_another(house: MakeHouse) -> None:
     assert {body["prompt_cache_key"] for body in h.provider.requests} == set(ids)
 
 
+@pytest.mark.conformance("RUN-06")
+async def test_session_ids_of_64_characters_are_cache_keys_without_their_prefix(house: MakeHouse) -> None:
+    """OpenAI refuses longer keys, and two sessions must not share one."""
+    h = await house(lambda body: [Say("Done.")])
+    names = [secrets.token_hex(32) for _ in range(2)]
+    for name in names:
+        await h.start(f"ses_{name}", "Go.")
+        await h.ended(f"ses_{name}")
+
+    keys = [body["prompt_cache_key"] for body in h.provider.requests]
+    assert keys == names
+    assert [len(key) for key in keys] == [64, 64]
+
+
 async def test_prompts_sent_at_once_all_get_a_receipt_and_are_answered_once(house: MakeHouse) -> None:
     h = await house(lambda body: [Say("Noted.")])
     session_id = h.new_id()
@@ -284,7 +299,7 @@ async def test_a_prompt_that_is_only_recorded_waits(house: MakeHouse) -> None:
 
 
 @pytest.mark.parametrize("signal", ["steer", "queue", "wake"])
-@pytest.mark.parametrize("activity", ["release_session", "settle_step", "prepare_step", "_claim", "admit_start"])
+@pytest.mark.parametrize("activity", ["settle_step", "resolve_model", "_claim", "admit_start"])
 async def test_a_signal_that_comes_during_an_activity_is_not_lost(house: MakeHouse, activity: str, signal: str) -> None:
     """Temporal runs the workflow task again, with activities that were committed: the turn takes the same way."""
     h = await house(lambda body: [Say("Yes.")])
@@ -349,7 +364,7 @@ async def test_a_prompt_that_comes_during_the_release_is_answered(house: MakeHou
     async def send() -> None:
         asking.append(asyncio.create_task(h.prompt(session_id, "More.")))
 
-    with During(h, "release_session", send):
+    with During(h, "settle_step", send):
         await h.start(session_id, "Go.")
         await h.ended(session_id)
     receipt = await asking[0]
