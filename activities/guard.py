@@ -27,6 +27,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 TRUSTED_SECONDS = 20.0
+_FIRST_BEAT = 0.1
 
 _log = get_logger("fencepost.activities")
 
@@ -117,7 +118,11 @@ class Keeper:
         self._renewed = asyncio.get_running_loop().time()
 
     async def beat(self) -> None:
-        """Beat until cancelled. Silence is the signal: a worker that cannot renew is taken for lost, as it should."""
+        """Beat until cancelled. Silence is the signal: a worker that cannot renew is taken for lost, as it should.
+
+        A beat is a request to Temporal, so what is over at once does without.
+        """
+        await asyncio.sleep(_FIRST_BEAT)
         while True:
             if self.trusted:
                 activity.heartbeat()

@@ -27,7 +27,7 @@ from fencepost.local import LocalStack, sweep
 pytest_plugins = ["tests.conformance"]
 
 _HOMES = "fencepost-tests-"
-_SCRUBBED = ("FENCEPOST_", "TEMPORAL_", "PG", "OPENAI_", "ANTHROPIC_", "GEMINI_", "XDG_")
+_SCRUBBED = ("FENCEPOST_", "TEMPORAL_", "PG", "OPENAI_", "ANTHROPIC_", "GEMINI_", "XDG_", "COLUMNS", "LINES")
 _TEST_DATABASE = "FENCEPOST_TEST_DATABASE_URL"
 
 

@@ -85,7 +85,7 @@ def _conflict(session_id: str, input_id: str, row: Any) -> PromptConflictError:
     """Say what the id stands for: ids are unique in the whole database, for other sessions' input too."""
     if row is not None and row.session_id != session_id:
         return PromptConflictError(
-            f"input id {input_id} belongs to another session, {row['session_id']}: ids are unique, use a new one"
+            f"input id {input_id} belongs to another session, {row.session_id}: ids are unique, use a new one"
         )
     return PromptConflictError(
         f"input id {input_id} stands for something else than this prompt to {session_id} already: use a new id"
