@@ -9,7 +9,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncpg import UniqueViolationError
 from pydantic_core import to_json
 from sqlalchemy import BigInteger, Text, bindparam, column, func, literal, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -72,12 +71,25 @@ _KNOWN = Statement(select(tables.event).where(tables.event.c.id == func.any(bind
 _ADD = Statement(
     text(
         """
+        WITH added AS (
+            INSERT INTO event (id, aggregate_id, seq, type, data)
+            SELECT id, :session_id, seq, type, data
+            FROM unnest(
+                CAST(:ids AS text[]), CAST(:seqs AS bigint[]), CAST(:types AS text[]), CAST(:data AS jsonb[])
+            ) AS e(id, seq, type, data)
+            ON CONFLICT (id) DO NOTHING RETURNING seq
+        ), moved AS (
+            UPDATE event_sequence SET seq = :head WHERE aggregate_id = :session_id
+        )
+        SELECT count(*) AS added FROM added
+        """
+    ).columns(column("added", BigInteger))
+)
+_TAKE_BACK = Statement(
+    text(
+        """
         WITH moved AS (UPDATE event_sequence SET seq = :head WHERE aggregate_id = :session_id)
-        INSERT INTO event (id, aggregate_id, seq, type, data)
-        SELECT id, :session_id, seq, type, data
-        FROM unnest(
-            CAST(:ids AS text[]), CAST(:seqs AS bigint[]), CAST(:types AS text[]), CAST(:data AS jsonb[])
-        ) AS e(id, seq, type, data)
+        DELETE FROM event WHERE aggregate_id = :session_id AND seq > :head
         """
     )
 )
@@ -104,53 +116,71 @@ async def append(
     head: Head,
     entries: Sequence[Entry],
     *,
-    fresh: bool = False,
     message: tuple[str, dict[str, Any]] | None = None,
 ) -> list[int]:
     """Append and project the events after the locked head, and move it. Gives each event's sequence.
 
     An event whose id is in the log already, with the same content, is a no-op that gives the old sequence; times are
     not compared. Raises EventConflictError when the content or the session differs; the caller's transaction is then
-    to be rolled back, as after any error of a projector.
-
-    With `fresh`, something else in the transaction has shown that no event of these ids can be there, and they are
-    not looked for. `message` is the id and the data of an assistant message that was read under the same locks.
+    to be rolled back, as after any error of a projector. `message` is the id and the data of an assistant message that
+    was read under the same locks.
     """
     if not entries:
         return []
-    known = {} if fresh else await _known(conn, [entry.id for entry in entries])
+    new = [_stored(head, entry, head.seq + n) for n, entry in enumerate(entries, 1)]
+    seqs = [event.seq for event in new]
+    if not await _add(conn, head, new):
+        # Some are there already, which is rare: only then is it worth a look.
+        seqs, new = _not_known(head, entries, await _known(conn, [entry.id for entry in entries]))
+        if not await _add(conn, head, new):
+            raise EventConflictError(f"an event id of {head.session_id} stands for another event already")
     projection = Projection(conn, message)
+    for event in new:
+        # What is projected is what a rebuild from the log would project: the cleaned event.
+        await projection.apply(event.decode(), event.seq)
+    await projection.write()
+    return seqs
+
+
+def _stored(head: Head, entry: Entry, seq: int) -> StoredEvent:
+    return StoredEvent(entry.id, head.session_id, seq, entry.event.stored_type(), clean(entry.event.to_wire()))
+
+
+async def _add(conn: AsyncConnection, head: Head, new: Sequence[StoredEvent]) -> bool:
+    """Add the events and move the head; or, when an id is there already, do nothing and say False."""
+    if not new:
+        return True
+    row = await _ADD.first(
+        conn,
+        head=new[-1].seq,
+        session_id=head.session_id,
+        ids=[event.id for event in new],
+        seqs=[event.seq for event in new],
+        types=[event.type for event in new],
+        data=[to_json(event.data).decode() for event in new],
+    )
+    if row.added == len(new):
+        head.seq = new[-1].seq
+        return True
+    await _TAKE_BACK.run(conn, session_id=head.session_id, head=head.seq)
+    return False
+
+
+def _not_known(
+    head: Head, entries: Sequence[Entry], known: dict[str, StoredEvent]
+) -> tuple[list[int], list[StoredEvent]]:
+    """Give each entry's sequence, and the events that are not in the log yet. Raises EventConflictError."""
     seqs: list[int] = []
-    rows: list[StoredEvent] = []
+    new: list[StoredEvent] = []
     for entry in entries:
-        data = clean(entry.event.to_wire())
         old = known.get(entry.id)
         if old is not None:
-            seqs.append(_same(head, entry, data, old))
+            seqs.append(_same(head, entry, clean(entry.event.to_wire()), old))
             continue
-        head.seq += 1
-        # What is projected is what a rebuild from the log would project: the cleaned event.
-        stored = StoredEvent(entry.id, head.session_id, head.seq, entry.event.stored_type(), data)
-        await projection.apply(stored.decode(), head.seq)
-        rows.append(stored)
-        known[entry.id] = stored
-        seqs.append(head.seq)
-    if rows:
-        await projection.write()
-        try:
-            await _ADD.run(
-                conn,
-                head=head.seq,
-                session_id=head.session_id,
-                ids=[row.id for row in rows],
-                seqs=[row.seq for row in rows],
-                types=[row.type for row in rows],
-                data=[to_json(row.data).decode() for row in rows],
-            )
-        except UniqueViolationError as error:
-            # Another session appended one of these ids at the same time, and committed first.
-            raise EventConflictError(f"an event id of {head.session_id} stands for another event already") from error
-    return seqs
+        event = known[entry.id] = _stored(head, entry, head.seq + len(new) + 1)
+        new.append(event)
+        seqs.append(event.seq)
+    return seqs, new
 
 
 async def _known(conn: AsyncConnection, ids: Sequence[str]) -> dict[str, StoredEvent]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Text, and_, bindparam, exists, func, or_, select, update
-from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy import and_, bindparam, exists, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.attachments import with_types
@@ -22,11 +21,7 @@ from fencepost.store.statement import Statement
 
 _inbox, _recovery = tables.session_input, tables.session_recovery
 _FIND = Statement(select(_inbox).where(_inbox.c.id == bindparam("id")))
-_SET_WAKE = Statement(
-    update(_inbox)
-    .where(_inbox.c.id == func.any(bindparam("ids", type_=ARRAY(Text))))
-    .values(wake_pending=bindparam("wake_pending"))
-)
+_ASK = Statement(update(_inbox).where(_inbox.c.id == bindparam("id")).values(wake_pending=True))
 _open = and_(_inbox.c.session_id == bindparam("session_id"), _inbox.c.promoted_seq.is_(None))
 _owed = exists().where(
     _recovery.c.session_id == bindparam("session_id"),
@@ -65,18 +60,28 @@ async def admit(
         event = PromptAdmitted(
             timestamp=head.now, session_id=session_id, message_id=input_id, prompt=prompt, delivery=delivery
         )
+        entry, before = Entry(derived_id("evt", "admitted", session_id, input_id), event), head.seq
         try:
-            await event_log.append(conn, head, [Entry(derived_id("evt", "admitted", session_id, input_id), event)])
+            [seq] = await event_log.append(conn, head, [entry])
         except LifecycleConflictError as error:
             # A message of this id is visible, or another session admitted the id at the same time, and won.
             raise _conflict(session_id, input_id, await _FIND.first(conn, id=input_id)) from error
-        row = await _FIND.first(conn, id=input_id)
-        assert row is not None, "the projector has just inserted it"
-    receipt = _receipt(row)
+        if seq <= before:
+            raise _conflict(session_id, input_id, None)  # admitted once, and taken back by a revert
+        receipt = Receipt(
+            id=input_id,
+            session_id=session_id,
+            prompt=prompt,
+            delivery=delivery,
+            admitted_seq=seq,
+            time_created=head.now,
+        )
+    else:
+        receipt = _receipt(row)
     if (receipt.session_id, receipt.delivery, receipt.prompt) != (session_id, delivery, prompt):
         raise _conflict(session_id, input_id, row)
-    if resume and receipt.promoted_seq is None and not row.wake_pending:
-        await _SET_WAKE.run(conn, ids=[input_id], wake_pending=True)
+    if resume and receipt.promoted_seq is None and (row is None or not row.wake_pending):
+        await _ASK.run(conn, id=input_id)
     owner = await owner_of(conn, session_id)
     return Admission(receipt, claimed=owner is not None and not owner.expired)
 
@@ -125,7 +130,7 @@ async def promote(conn: AsyncConnection, head: Head, *, queued: bool) -> list[En
     """Give the promotion events of what may be seen now: one queued input if wanted and no steer waits, then steers.
 
     The head is locked, so everything admitted so far lies before the cutoff. The caller appends the events; the
-    projector marks the rows and shows the messages. Clears the wakes of exactly these rows.
+    projector marks the rows, clears the wakes of exactly these, and shows the messages.
     """
     rows = await _UP_TO.all(conn, session_id=head.session_id, head=head.seq)
     chosen = [row for row in rows if row.delivery == "steer"]
@@ -133,7 +138,6 @@ async def promote(conn: AsyncConnection, head: Head, *, queued: bool) -> list[En
         chosen = [row for row in rows if row.delivery == "queue"][:1]
     if not chosen:
         return []
-    await _SET_WAKE.run(conn, ids=[row.id for row in chosen], wake_pending=False)
     return [
         Entry(
             derived_id("evt", "prompted", head.session_id, row.id),

@@ -136,20 +136,21 @@ async def append(
     entries: Sequence[Entry],
     lease: Lease,
     *,
-    fresh: bool = False,
     message: tuple[str, dict[str, Any]] | None = None,
 ) -> list[int]:
     """The fenced append: add events under the held token, renewing the lease when it has aged.
 
-    `fresh` and `message` are as in `event_log.append`: the ledger shows that a stage's events are new.
+    `message` is as in `event_log.append`.
     """
-    seqs = await event_log.append(conn, held.head, entries, fresh=fresh, message=message)
+    seqs = await event_log.append(conn, held.head, entries, message=message)
     await keep(conn, held, lease)
     return seqs
 
 
 async def set_phase(conn: AsyncConnection, held: Held, phase: str, assistant_message_id: str | None = None) -> None:
     """Record the phase and the assistant message of the step in hand."""
+    if (held.phase, held.assistant_message_id) == (phase, assistant_message_id):
+        return
     held.phase, held.assistant_message_id = phase, assistant_message_id
     await _SET_PHASE.run(conn, named=held.token.session_id, phase=phase, assistant_message_id=assistant_message_id)
 

@@ -127,7 +127,9 @@ _ADMIT = Statement(
 )
 _INPUT = Statement(select(_inbox).where(_inbox.c.id == bindparam("id")).with_for_update())
 _PROMOTE = Statement(
-    update(_inbox).where(_inbox.c.id == bindparam("named")).values(promoted_seq=bindparam("promoted_seq"))
+    update(_inbox)
+    .where(_inbox.c.id == bindparam("named"))
+    .values(promoted_seq=bindparam("promoted_seq"), wake_pending=False)
 )
 _SUMS = ("cost", "tokens_input", "tokens_output", "tokens_reasoning", "tokens_cache_read", "tokens_cache_write")
 _SUM_UP = Statement(

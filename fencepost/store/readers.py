@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from sqlalchemy import bindparam, func, literal_column, select
+from sqlalchemy import Text, bindparam, cast, func, literal_column, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
 from fencepost.domain.errors import UnavailableError
-from fencepost.domain.messages import Message, decode_message
+from fencepost.domain.messages import Message, decode_message, decode_message_json
 from fencepost.store import event_log, tables
 from fencepost.store.engine import Database
 from fencepost.store.event_log import StoredEvent
@@ -35,7 +35,12 @@ _compaction = (
     .scalar_subquery()
 )
 _HISTORY = Statement(
-    select(_messages.c.id, _messages.c.type, _messages.c.data)
+    select(
+        _messages.c.id,
+        cast(
+            _messages.c.data.op("||")(func.jsonb_build_object("id", _messages.c.id, "type", _messages.c.type)), Text
+        ).label("text"),
+    )
     .where(
         _messages.c.session_id == bindparam("session_id"),
         _messages.c.seq >= func.coalesce(_compaction, literal_column("-1")),
@@ -49,8 +54,7 @@ async def history(conn: AsyncConnection, session_id: str) -> list[Message]:
 
     Raises MessageDecodeError for a row that cannot be read.
     """
-    rows = await _HISTORY.all(conn, session_id=session_id)
-    return [decode_message(row.id, row.type, row.data) for row in rows]
+    return [decode_message_json(row.id, row.text) for row in await _HISTORY.all(conn, session_id=session_id)]
 
 
 async def page(

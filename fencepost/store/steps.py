@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, delete, select, update
+from sqlalchemy import bindparam, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -44,10 +44,12 @@ _PROMOTE_RECOVERY = Statement(
     update(_recovery).where(_recovery.c.execution_id == bindparam("named")).values(phase="promoted", wake_pending=False)
 )
 _DROP_LIVE = Statement(
-    delete(_live).where(
-        _live.c.assistant_message_id == bindparam("message_id"),
-        _live.c.kind == bindparam("kind"),
-        _live.c.part_id == bindparam("part_id"),
+    text(
+        """
+        DELETE FROM live_part USING unnest(CAST(:kinds AS text[]), CAST(:parts AS text[])) AS e(kind, part_id)
+        WHERE assistant_message_id = :message_id
+          AND live_part.kind = e.kind AND live_part.part_id = e.part_id
+        """
     )
 )
 _PLAN_TOOL = Statement(
@@ -89,7 +91,7 @@ async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: boo
     promotions = await inbox.promote(conn, held.head, queued=queued and not continuation)
     message = (newest.id, newest.data) if newest is not None else None
     made = [*entries, *continuation, *promotions]
-    await ownership.append(conn, held, made, lease, fresh=True, message=message)
+    await ownership.append(conn, held, made, lease, message=message)
     result = Prepared(
         assistant_message_id=derived_id("msg", token.execution_id, step),
         promoted=len(promotions),
@@ -210,7 +212,7 @@ async def publish(
         raise OwnershipLostError(
             f"attempt {producer.attempt} of step {producer.step} is not open in execution {token.execution_id}"
         )
-    entries = []
+    entries, ended = [], []
     for ordinal, event in enumerate(make, first_ordinal):
         stamped = event.model_copy(update={"timestamp": held.head.now})
         event_id = derived_id("evt", token.execution_id, producer.step, producer.attempt, producer.name, ordinal)
@@ -222,16 +224,12 @@ async def publish(
         elif isinstance(event, events.ToolFailed):
             await _never_start(conn, event)
         elif isinstance(event, events.TextEnded | events.ReasoningEnded | events.ToolInputEnded):
-            await _drop_live(conn, event)
+            ended.append(part_of(event))
+    if ended:
+        # A part's durable end replaces what was kept of it for readers.
+        kinds, parts = zip(*ended, strict=True)
+        await _DROP_LIVE.run(conn, message_id=held.assistant_message_id, kinds=list(kinds), parts=list(parts))
     return await ownership.append(conn, held, entries, lease)
-
-
-async def _drop_live(
-    conn: AsyncConnection, event: events.TextEnded | events.ReasoningEnded | events.ToolInputEnded
-) -> None:
-    """A part's durable end replaces what was kept of it for readers."""
-    kind, part_id = part_of(event)
-    await _DROP_LIVE.run(conn, message_id=event.assistant_message_id, kind=kind, part_id=part_id)
 
 
 def part_of(event: events.TextEnded | events.ReasoningEnded | events.ToolInputEnded) -> tuple[str, str]:
@@ -355,7 +353,7 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     else:
         made.append(terminal.model_copy(update={"timestamp": head.now}))
     entries = [Entry(derived_id("evt", execution, step, "settlement", n), event) for n, event in enumerate(made)]
-    await ownership.append(conn, held, entries, lease, fresh=True, message=message)
+    await ownership.append(conn, held, entries, lease, message=message)
     await close_books(conn, token.session_id)
     if isinstance(terminal, Interruption):
         await ownership.set_phase(conn, held, "unknown", assistant)

@@ -89,4 +89,4 @@ async def settle(
         raise OwnershipLostError(f"tool call {call_id} is settled already")
     event = outcome.model_copy(update={"timestamp": held.head.now})
     entry = Entry(derived_id("evt", token.execution_id, message_id, "tool", call_id), event)
-    await ownership.append(conn, held, [entry], lease, fresh=True)
+    await ownership.append(conn, held, [entry], lease)
