@@ -8,11 +8,15 @@ from datetime import timedelta
 from typing import Any
 
 from temporalio.api.common.v1 import Payload
+from temporalio.api.failure.v1 import Failure
 from temporalio.client import Client
 from temporalio.common import RawValue
 from temporalio.contrib.pydantic import PydanticPayloadConverter, ToJsonOptions, pydantic_data_converter
+from temporalio.converter import DefaultFailureConverter, PayloadConverter
+from temporalio.exceptions import ApplicationError
 from temporalio.worker import UnsandboxedWorkflowRunner
 
+from workflows.recovery import Recovery
 from workflows.session_turn import SessionTurn
 
 
@@ -42,6 +46,17 @@ class RawWhenUndeclared(PydanticPayloadConverter):
         return super().from_payloads(payloads, type_hints)
 
 
+class OneLine(DefaultFailureConverter):
+    """Tells an expected failure in its one line, without the stack and the chain that led to it."""
+
+    def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
+        """Write the failure."""
+        super().to_failure(exception, payload_converter, failure)
+        if isinstance(exception, ApplicationError) and exception.type:
+            failure.stack_trace = ""
+            failure.ClearField("cause")
+
+
 def served_workflows(client: Client) -> dict[str, Any]:
     """Give the options with which a worker serves the workflows: client, workflows, runner, and the sticky time.
 
@@ -51,10 +66,12 @@ def served_workflows(client: Client) -> dict[str, Any]:
     there. The sticky time is how long a dead worker's sessions wait before another worker gets them.
     """
     config: dict[str, Any] = dict(client.config())
-    config["data_converter"] = replace(pydantic_data_converter, payload_converter_class=RawWhenUndeclared)
+    config["data_converter"] = replace(
+        pydantic_data_converter, payload_converter_class=RawWhenUndeclared, failure_converter_class=OneLine
+    )
     return {
         "client": Client(**config),
-        "workflows": [SessionTurn],
+        "workflows": [SessionTurn, Recovery],
         "workflow_runner": UnsandboxedWorkflowRunner(),
         "sticky_queue_schedule_to_start_timeout": timedelta(seconds=1),
     }

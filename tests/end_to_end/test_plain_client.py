@@ -264,6 +264,7 @@ async def test_a_bad_start_fails_at_once_with_one_line(
     await temporal(house, "start", *identity, *given)
     said = await temporal(house, "result", "--workflow-id", session_id, fails=True)
     assert words in said
+    assert ".py" not in said, "no traceback"
     await no_task_failed(house, session_id)
     assert house.provider.requests == []
 
