@@ -36,6 +36,10 @@ check: $(STAMP) ## lint, format, types, import rules, house rules
 bench: $(STAMP) ## run the benchmarks
 	@$(BIN)/python -m bench $(ARGS)
 
+.PHONY: chaos
+chaos: $(STAMP) ## N random sessions under random faults, which follow from SEED; all counts have to be 0
+	@$(BIN)/python -m tests.chaos --sessions $(or $(N),200) --seed $(or $(SEED),7) $(ARGS)
+
 COMPILE = UV_NO_CONFIG=1 $(BIN)/uv pip compile pyproject.toml --extra build --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet
 

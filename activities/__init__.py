@@ -9,6 +9,7 @@ from activities.inbox import InboxActivities
 from activities.model import ModelActivities
 from activities.ownership import OwnershipActivities
 from activities.provider import ProviderActivities
+from activities.recovery import RecoveryActivities
 from activities.step import StepActivities
 from activities.tool import ToolActivities
 from fencepost.services import Services
@@ -17,16 +18,17 @@ from fencepost.services import Services
 def turn_activities(services: Services) -> list[Callable[..., Any]]:
     """Give the activities of the turn workflow's own queue; those of a workspace's queue are `tool_activities`."""
     ownership = OwnershipActivities(services)
-    inbox = InboxActivities(services, ownership)
+    inbox, models = InboxActivities(services, ownership), ModelActivities(services)
     return [
         inbox.admit_start,
         inbox.admit_input,
         inbox.place_interrupt,
         ownership.claim_session,
         ownership.release_session,
-        ModelActivities(services).resolve_model,
+        models.resolve_model,
         ProviderActivities(services).stream_provider,
-        StepActivities(services).settle_step,
+        StepActivities(services, models).settle_step,
+        RecoveryActivities(services).recover_sessions,
         *tool_activities(services),
     ]
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakSet
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
@@ -28,6 +29,9 @@ Result = TypeVar("Result")
 
 TRUSTED_SECONDS = 20.0
 _FIRST_BEAT = 0.1
+# Of one process. Each is a request to Temporal: with hundreds of streams they would crowd everything else out.
+_BEATS_A_SECOND = 200
+_KEEPERS: WeakSet[Keeper] = WeakSet()
 
 _log = get_logger("fencepost.activities")
 
@@ -96,6 +100,7 @@ class Keeper:
         self._body = asyncio.current_task()
         self._renewed = asyncio.get_running_loop().time()
         self.lost = False
+        _KEEPERS.add(self)
 
     @property
     def trusted(self) -> bool:
@@ -126,7 +131,9 @@ class Keeper:
         while True:
             if self.trusted:
                 activity.heartbeat()
-            await asyncio.sleep(self._services.settings.limits.heartbeat_seconds)
+            limits = self._services.settings.limits
+            crowded = min(len(_KEEPERS) / _BEATS_A_SECOND, limits.heartbeat_timeout_seconds / 4)
+            await asyncio.sleep(max(limits.heartbeat_seconds, crowded))
 
     async def renew(self) -> None:
         """Renew until cancelled, or until ownership is lost, which stops the activity's body."""
@@ -175,6 +182,7 @@ async def kept(services: Services, token: Token) -> AsyncIterator[Keeper]:
             raise ApplicationError("the worker shuts down", type=WORKER_SHUTDOWN) from None
         raise
     finally:
+        _KEEPERS.discard(keeper)
         for task in tasks:
             task.cancel()
         for task in tasks:

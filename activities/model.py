@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
@@ -30,6 +31,14 @@ def chosen(settings: Settings, session: Session) -> tuple[str, ModelRef]:
     return agent, session.model or ModelRef.parse(own or settings.default_model)
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A prepared step, and the session if there is something to answer."""
+
+    prepared: Prepared
+    session: Session | None
+
+
 class ModelActivities:
     """Local activities of a step's beginning."""
 
@@ -41,17 +50,23 @@ class ModelActivities:
     async def resolve_model(self, given: ResolveInput) -> Resolved:
         """Fail interrupted tools and promote input; then, if there is something to answer, resolve agent, model and
         tools. They are sampled once, in the same transaction: a switch meanwhile is for the next step."""
-        token, lease = own_run(given.token), self._services.lease
+        own_run(given.token)
+        begun = await self._services.database.transact(lambda conn: self.prepare(conn, given))
+        return self.resolved(given, begun)
+
+    async def prepare(self, conn: AsyncConnection, given: ResolveInput) -> Begun:
+        """Prepare the step, in the caller's transaction. Raises what `steps.prepare` raises."""
+        token = given.token
         remember("step", token.execution_id, given.step, value=asyncio.get_running_loop().time())
+        prepared = await steps.prepare(conn, token, given.step, queued=given.queued, lease=self._services.lease)
+        due = given.required or prepared.promoted or prepared.continued
+        return Begun(prepared, await sessions.get(conn, token.session_id) if due else None)
 
-        async def work(conn: AsyncConnection) -> tuple[Prepared, Session | None]:
-            prepared = await steps.prepare(conn, token, given.step, queued=given.queued, lease=lease)
-            due = given.required or prepared.promoted or prepared.continued
-            return prepared, await sessions.get(conn, token.session_id) if due else None
-
-        prepared, session = await self._services.database.transact(work)
+    def resolved(self, given: ResolveInput, begun: Begun) -> Resolved:
+        """Resolve what the prepared step runs with, once that is committed."""
+        prepared, session = begun.prepared, begun.session
         if prepared.promoted or prepared.continued:
-            self._services.announcer.send(token.session_id, Notice.look())
+            self._services.announcer.send(given.token.session_id, Notice.look())
         plan, error = None, None
         if session is not None:
             try:

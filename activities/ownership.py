@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from temporalio import activity
-from temporalio.api.enums.v1 import WorkflowExecutionStatus
-from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
 
 from activities.guard import guarded, own_run
 from fencepost.domain import contracts
 from fencepost.domain.contracts import ClaimInput, ClaimResult, ReleaseInput, ReleaseResult, ReleaseState
 from fencepost.domain.errors import ClaimRefusedError
 from fencepost.domain.ids import derived_id
-from fencepost.domain.ownership import OwnerRun, Token
+from fencepost.domain.ownership import Token
+from fencepost.runs import state_of_run
 from fencepost.services import Services
 from fencepost.store import claims, ownership
 from fencepost.store.claims import AskAgainError, Claimed, Seen, Wanted
@@ -39,26 +37,6 @@ def _tell(wanted: Wanted, seen: Seen | None, claimed: Claimed) -> None:
 def tell_release(outcome: str, state: ReleaseState) -> None:
     """Log how a turn ended, and whether its session goes on with what came since."""
     _log.info("turn ended" if state == "more" else "turn released", outcome=outcome, state=state)
-
-
-async def state_of_run(client: Client, session_id: str, run_id: str) -> OwnerRun:
-    """Ask Temporal how the run that owns a session is doing."""
-    try:
-        described = await client.get_workflow_handle(session_id, run_id=run_id).describe()
-    except RPCError as error:
-        return "not-found" if error.status == RPCStatusCode.NOT_FOUND else "unreachable"
-    raw = described.raw_description
-    if raw.workflow_extended_info.reset_run_id:
-        return "reset"
-    match raw.workflow_execution_info.status:
-        case WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_RUNNING:
-            return "open"
-        case WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_TERMINATED:
-            return "terminated"
-        case WorkflowExecutionStatus.WORKFLOW_EXECUTION_STATUS_CANCELED:
-            return "cancelled"
-        case _:
-            return "closed"
 
 
 class OwnershipActivities:

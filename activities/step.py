@@ -8,7 +8,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.guard import guarded, own_run
-from activities.model import chosen
+from activities.model import Begun, ModelActivities, chosen
 from activities.ownership import tell_release
 from fencepost.domain import contracts
 from fencepost.domain.contracts import ReleaseState, SettleInput, SettleResult
@@ -45,31 +45,37 @@ def _tell(given: SettleInput, *, continued: bool) -> str:
 class StepActivities:
     """Local activities of a step's end."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, models: ModelActivities) -> None:
         self._services = services
+        self._models = models
 
     @activity.defn(name=contracts.SETTLE_STEP)
     @guarded
     async def settle_step(self, given: SettleInput) -> SettleResult:
         """Settle the step under the fence; a failure that may pass also records how the turn goes on.
 
-        With the turn's last step the session is given back, in the same transaction.
+        In the same transaction the session is given back with the turn's last step, or the next step is begun.
         """
         token, lease = own_run(given.token), self._services.lease
 
-        async def work(conn: AsyncConnection) -> tuple[bool, ReleaseState | None]:
+        async def work(conn: AsyncConnection) -> tuple[bool, ReleaseState | None, Begun | None]:
             settlement = await self._settlement(conn, given)
             continued = await steps.settle(conn, token, given.step, settlement, lease)
-            if continued or not given.release:
-                return continued, None
-            return continued, await claims.release(conn, token, interrupted=False)
+            if continued:
+                return continued, None, None
+            released = await claims.release(conn, token, interrupted=False) if given.release else None
+            return continued, released, await self._models.prepare(conn, given.next) if given.next else None
 
-        continued, released = await self._services.database.transact(work)
+        continued, released, begun = await self._services.database.transact(work)
         status = _tell(given, continued=continued)
         if released is not None:
             tell_release(status, released)
         self._services.announcer.send(token.session_id, Notice.look())
-        return SettleResult(continued=continued, released=released)
+        return SettleResult(
+            continued=continued,
+            released=released,
+            begun=self._models.resolved(given.next, begun) if given.next and begun else None,
+        )
 
     async def _settlement(self, conn: AsyncConnection, given: SettleInput) -> Settlement:
         session_id = given.token.session_id

@@ -11,9 +11,10 @@ from fencepost.domain import contracts
 from fencepost.domain.contracts import ToolInput, ToolOutcome
 from fencepost.domain.events import ToolFailed, ToolProviderInfo, ToolSuccess
 from fencepost.domain.messages import MessageError
+from fencepost.domain.ownership import Token
 from fencepost.domain.tools import Invocation, ToolFailure, ToolOutput
 from fencepost.services import Services
-from fencepost.store import tool_calls
+from fencepost.store import ownership, tool_calls
 from fencepost.store.live import Notice
 from fencepost.store.tool_calls import PlannedCall
 from fencepost.telemetry import get_logger, since
@@ -35,10 +36,12 @@ class ToolActivities:
         services = self._services
         token = own_run(given.token)
         async with kept(services, token) as keeper:
+            asked = asyncio.get_running_loop().time()
             planned = await services.database.transact(
                 lambda conn: tool_calls.start(conn, token, given.assistant_message_id, given.call_id, services.lease)
             )
             keeper.renewed()
+            await self._still_held(token, asked)
             began, fault = asyncio.get_running_loop().time(), None
             try:
                 outcome = self._success(given, await self._execute(given, planned))
@@ -64,6 +67,13 @@ class ToolActivities:
                 seconds=since(began, asyncio.get_running_loop().time()),
             )
             return ToolOutcome(ok=ok)
+
+    async def _still_held(self, token: Token, asked: float) -> None:
+        """Prove ownership again before the effect when the start has taken so long that the session may have been taken
+        over since it was committed: a worker that stood still must not begin now. Raises OwnershipLostError."""
+        services = self._services
+        if asyncio.get_running_loop().time() - asked > services.settings.limits.heartbeat_seconds:
+            await services.database.transact(lambda conn: ownership.hold(conn, token, unexpired=True))
 
     async def _execute(self, given: ToolInput, planned: PlannedCall) -> ToolOutput:
         services = self._services

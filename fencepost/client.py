@@ -10,6 +10,7 @@ number of readers, and all its methods may be called at the same time. Times are
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Literal, TypeAlias, TypeVar
@@ -17,23 +18,25 @@ from typing import Literal, TypeAlias, TypeVar
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client as TemporalClient
-from temporalio.contrib.pydantic import pydantic_data_converter
 
-from fencepost.config import Settings, temporal_connect_options
+from fencepost.config import Settings
 from fencepost.domain import contracts
 from fencepost.domain.contracts import InterruptInput, PromptInput, SessionInput, StartInput, Status, TurnResult
 from fencepost.domain.cursor import Order
 from fencepost.domain.errors import ClaimRefusedError, ConfigurationError, InvalidInputError
-from fencepost.domain.ids import fresh_id, is_session_id
+from fencepost.domain.ids import check_session_id, fresh_id
 from fencepost.domain.inbox import AgentAttachment, Delivery, FileAttachment, Receipt
 from fencepost.domain.messages import Message
 from fencepost.domain.models import ModelRef
+from fencepost.domain.status import Activity
+from fencepost.domain.wire import misunderstood
 from fencepost.runs import Runs
-from fencepost.services import connect_temporal
-from fencepost.store import event_log, inbox, migrate, pages, readers, sessions, watching
+from fencepost.services import connect_temporal, temporal_when_asked
+from fencepost.store import event_log, inbox, migrate, pages, readers, sessions, status, watching
 from fencepost.store.engine import Database
 from fencepost.store.event_log import StoredEvent
 from fencepost.store.live import Announcer, Listener, Notice
+from fencepost.store.ownership import owner_of
 from fencepost.store.pages import History, Page
 from fencepost.store.readers import Delta
 from fencepost.store.sessions import NewSession, Session
@@ -66,13 +69,14 @@ class Client:
         self._database = database
         self._listener = listener
         self._announcer = announcer
+        self._stopped: deque[str] = deque(maxlen=1_000)
 
     # Sessions
 
     async def create(self, new: NewSession, session_id: str | None = None) -> Session:
         """Create a session, or give the existing one of this id unchanged. Raises InvalidInputError for a bad id."""
         session_id = fresh_id("ses") if session_id is None else session_id
-        _check_id(session_id)
+        check_session_id(session_id)
         wanted = session_id
         return await self._write(wanted, lambda conn: sessions.create(conn, wanted, new))
 
@@ -100,6 +104,14 @@ class Client:
                 conn, limit=limit, order=order, cursor=cursor, search=search, directory=directory, archived=archived
             )
         )
+
+    async def activities(self, session_ids: Sequence[str]) -> dict[str, Activity]:
+        """Give what each of these sessions does, as the database has it: true without a worker and without Temporal."""
+        return await self._read(lambda conn: status.activities(conn, session_ids))
+
+    async def active(self) -> Sequence[str]:
+        """Give the ids of the sessions that somebody is at work on: those with a live claim, oldest claim first."""
+        return await self._read(status.active)
 
     async def switch_agent(self, session_id: str, agent: str) -> Session:
         """Let another agent take the session's next steps. Raises NotFoundError; a worker refuses an unknown agent."""
@@ -217,11 +229,11 @@ class Client:
         without attributes, InvalidInputError for what cannot be understood or is too large, PromptConflictError when
         the id stands for something else, and what a worker refuses a session for. Waits while no worker is there, or
         Temporal is away; input for an existing session that is too large for Temporal, or only to be recorded, is
-        admitted without either.
+        admitted without either, and so is what a turn that runs will find: a run takes a limited number of messages.
         """
         if session is None:
             await self.get(session_id)
-        _check_id(session_id)
+        check_session_id(session_id)
         try:
             given = PromptInput(
                 id=id or fresh_id("msg"),
@@ -232,15 +244,19 @@ class Client:
                 resume=resume,
             )
         except ValidationError as error:
-            raise _misunderstood("prompt", error) from None
-        if self._is_large(given) or (session is None and not resume):
+            raise misunderstood("prompt", error) from None
+        at_once = session is None and (not resume or await self._is_at_work(session_id))
+        if self._is_large(given) or at_once:
             return await self._admit_here(session_id, given, session)
         start = StartInput(session=session).to_wire()
         # Temporal answers an update id that it knows by itself, also after its run: each call wakes anew under one of
         # its own. That the input counts once is the inbox's doing.
-        return await self._update(
+        receipt = await self._update(
             session_id, contracts.UPDATE_PROMPT, [given.to_wire()], fresh_id("int"), start, Receipt
         )
+        while session_id in self._stopped:
+            self._stopped.remove(session_id)
+        return receipt
 
     async def steer(self, session_id: str, text: str, *, id: str | None = None) -> Receipt:  # noqa: A002
         """Admit input that is seen at the next boundary between two steps. Raises what `prompt` raises."""
@@ -261,7 +277,8 @@ class Client:
         try:
             given = InterruptInput(id=fresh_id("int"), reason=reason, after=after)
         except ValidationError as error:
-            raise _misunderstood("interrupt", error) from None
+            raise misunderstood("interrupt", error) from None
+        self._stopped.append(session_id)
         if await self._runs.signal(session_id, contracts.SIGNAL_INTERRUPT, given.to_wire()):
             return True
         await self.get(session_id)
@@ -296,6 +313,14 @@ class Client:
     async def check(self, service: Service) -> None:
         """Ask a service for a sign of life. Raises UnavailableError."""
         await (self._database.ping() if service == "PostgreSQL" else self._runs.ping())
+
+    async def _is_at_work(self, session_id: str) -> bool:
+        """Say whether an open run will look into the inbox by itself, since the session is claimed. Not after an
+        interrupt: what follows it has to come behind it on the same way, or would be stopped with the rest."""
+        if session_id in self._stopped:
+            return False
+        owner = await self._read(lambda conn: owner_of(conn, session_id))
+        return owner is not None and not owner.expired and await self._runs.open_queue(session_id) is not None
 
     def _is_large(self, given: PromptInput) -> bool:
         """Say whether the prompt is too large for Temporal. Raises InvalidInputError when it is too large for us."""
@@ -349,25 +374,6 @@ class Client:
         return result
 
 
-def _misunderstood(what: str, error: ValidationError) -> InvalidInputError:
-    first = error.errors(include_url=False)[0]
-    return InvalidInputError(f"{what}: {first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}")
-
-
-def _check_id(session_id: str) -> None:
-    if not is_session_id(session_id):
-        raise InvalidInputError(
-            f"{session_id!r} is no session id: `ses_` and up to 64 letters, digits, `_` or `-`, please"
-        )
-
-
-async def _unconnected(environ: Mapping[str, str]) -> TemporalClient:
-    """Give a client that connects when it is first used."""
-    options = temporal_connect_options(environ)
-    options["target_host"] = options.get("target_host", "localhost:7233")
-    return await TemporalClient.connect(**options, data_converter=pydantic_data_converter, lazy=True)
-
-
 @asynccontextmanager
 async def open_client(
     settings: Settings, environ: Mapping[str, str] | None = None, *, reading: bool = False
@@ -384,7 +390,7 @@ async def open_client(
         stack.push_async_callback(database.close)
         await migrate.check(database)
         environ = os.environ if environ is None else environ
-        temporal = await (_unconnected(environ) if reading else connect_temporal(environ))
+        temporal = await (temporal_when_asked(environ) if reading else connect_temporal(environ))
         listener = Listener(database)
         stack.push_async_callback(listener.close)
         announcer = Announcer(database)

@@ -84,13 +84,15 @@ class WorkspaceConfig(Configured):
 
 
 class WorkerConfig(Configured):
-    """How much one worker process takes on at a time."""
+    """How much one worker process takes on at a time, and whether it looks for work that was lost."""
 
     max_concurrent_activities: int = Field(default=200, ge=1)
     max_concurrent_local_activities: int = Field(default=100, ge=1)
-    max_concurrent_workflow_tasks: int = Field(default=100, ge=2)
+    # More of them at once only take turns on one core, each for longer, until Temporal gives them to others as lost.
+    max_concurrent_workflow_tasks: int = Field(default=32, ge=2)
     max_cached_workflows: int = Field(default=1000, ge=0)
     database_pool_size: int = Field(default=20, ge=1, description="connections to PostgreSQL kept open")
+    recover: bool = Field(default=True, description="set sessions going again that nobody works on, on this task queue")
 
 
 def database_dsn(value: object) -> object:

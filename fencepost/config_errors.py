@@ -16,6 +16,13 @@ _QUIET = frozenset({"database_url", "headers", "options"})
 """Keys whose values may hold a secret and are not repeated in a message."""
 
 _LONGEST_ECHO = 60
+_PLAINLY = {
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "must be a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "must be a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "must be true or false"),
+    **dict.fromkeys(("string_type",), "must be text"),
+}
+"""What pydantic says of a value of another kind, in words for people."""
 
 
 def misspelt_variable(settings: type[BaseModel], environ: Mapping[str, str], prefix: str) -> str | None:
@@ -79,7 +86,9 @@ def _problem(detail: ErrorDetails, settings: type[BaseModel]) -> str:
         return f"there is no such key; {hint}allowed: {', '.join(allowed)}"
     if detail["type"] == "missing":
         return "is missing"
-    message = detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    message = _PLAINLY.get(detail["type"]) or detail["msg"].removeprefix("Value error, ").replace(
+        "Input should be", "must be"
+    )
     value = detail["input"]
     plain = isinstance(value, str | int | float | bool) and len(repr(value)) <= _LONGEST_ECHO
     if plain and _QUIET.isdisjoint(map(str, path)) and detail["type"] != "value_error":

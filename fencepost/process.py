@@ -7,9 +7,34 @@ import os
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
-from typing import NoReturn
+from typing import Final, NoReturn
 
+from fencepost.domain import errors
 from fencepost.domain.errors import FencepostError
+
+FAILED: Final = 1
+BAD_INPUT: Final = 2
+UNREACHABLE: Final = 3
+
+_BAD_INPUT = (
+    errors.AgentNotFoundError,
+    errors.ConfigurationError,
+    errors.DirectoryError,
+    errors.InvalidInputError,
+    errors.ModelNotSelectedError,
+    errors.ModelUnavailableError,
+    errors.MessageNotFoundError,
+    errors.NotFoundError,
+    errors.PromptConflictError,
+    errors.SchemaVersionError,
+)
+
+
+def code_of(error: FencepostError) -> int:
+    """Give the exit code for an error, of the command as of a worker."""
+    if isinstance(error, errors.UnavailableError):
+        return UNREACHABLE
+    return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
 
 
 def leave(code: int) -> NoReturn:
@@ -25,11 +50,11 @@ def leave(code: int) -> NoReturn:
 
 
 def run_and_exit(name: str, work: Coroutine[object, object, None]) -> NoReturn:
-    """Run the work; leave with 0, or with 1 and one line on standard error when it failed for a known reason."""
+    """Run the work; leave with 0, or with the error's code and one line when it failed for a known reason."""
     code = 0
     try:
         asyncio.run(work)
     except FencepostError as error:
         sys.stderr.write(f"{name}: {error.message}\n")
-        code = 1
+        code = code_of(error)
     leave(code)

@@ -28,6 +28,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from fencepost.domain import contracts, errors
 from fencepost.domain.contracts import Status, TurnResult
 from fencepost.domain.errors import FencepostError, UnavailableError
+from fencepost.domain.ownership import OwnerRun
 
 Result = TypeVar("Result")
 
@@ -93,17 +94,29 @@ class Runs:
     async def wake(self, session_id: str, task_queue: str) -> None:
         """Tell the session's run to look at the inbox, starting one where none is open."""
 
-        async def send() -> None:
-            await self._temporal.start_workflow(
-                contracts.SESSION_TURN,
-                {},
-                id=session_id,
-                task_queue=task_queue,
-                start_signal=contracts.SIGNAL_WAKE,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-            )
+        await _through_outages(lambda: self._wake(session_id, task_queue))
 
-        await _through_outages(send)
+    async def _wake(self, session_id: str, task_queue: str, rpc_timeout: timedelta | None = None) -> None:
+        await self._temporal.start_workflow(
+            contracts.SESSION_TURN,
+            {},
+            id=session_id,
+            task_queue=task_queue,
+            start_signal=contracts.SIGNAL_WAKE,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            rpc_timeout=rpc_timeout,
+        )
+
+    async def redrive(self, session_id: str, task_queue: str) -> None:
+        """Do as `wake` does, once. Raises UnavailableError when Temporal does not take it."""
+        try:
+            await self._wake(session_id, task_queue, _ANSWER)
+        except RPCError as error:
+            raise UnavailableError(f"Temporal did not take a wake for session {session_id}: {error.message}") from error
+
+    async def state(self, session_id: str, run_id: str) -> OwnerRun:
+        """Say how a run is doing that owns a session, or owned it."""
+        return await state_of_run(self._temporal, session_id, run_id)
 
     async def signal(self, session_id: str, name: str, payload: Any) -> bool:
         """Signal the session's open run; False when there is none."""
@@ -179,6 +192,27 @@ class Runs:
 
     def _handle(self, session_id: str) -> WorkflowHandle[Any, TurnResult]:
         return self._temporal.get_workflow_handle(session_id, result_type=TurnResult)
+
+
+async def state_of_run(client: TemporalClient, session_id: str, run_id: str) -> OwnerRun:
+    """Ask Temporal how the run that owns a session is doing."""
+    try:
+        described = await client.get_workflow_handle(session_id, run_id=run_id).describe(rpc_timeout=_ANSWER)
+    except RPCError as error:
+        # An id that cannot be one of Temporal's is that of no run.
+        unknown = error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT)
+        return "not-found" if unknown else "unreachable"
+    if described.raw_description.workflow_extended_info.reset_run_id:
+        return "reset"
+    match described.status:
+        case WorkflowExecutionStatus.RUNNING:
+            return "open"
+        case WorkflowExecutionStatus.TERMINATED:
+            return "terminated"
+        case WorkflowExecutionStatus.CANCELED:
+            return "cancelled"
+        case _:
+            return "closed"
 
 
 async def _through_outages(call: Callable[[], Awaitable[Result]]) -> Result:

@@ -101,6 +101,13 @@ async def connect_temporal(environ: Mapping[str, str] | None = None) -> Client:
         ) from error
 
 
+async def temporal_when_asked(environ: Mapping[str, str]) -> Client:
+    """Give a client that connects when it is first used."""
+    options = temporal_connect_options(environ)
+    options["target_host"] = options.get("target_host", "localhost:7233")
+    return await Client.connect(**options, data_converter=pydantic_data_converter, lazy=True)
+
+
 async def known_search_attributes(client: Client) -> tuple[str, ...]:
     """Give those of fencepost's search attributes that the server has: one that it has not, or has with another type,
     fails workflow tasks."""

@@ -17,6 +17,7 @@ from temporalio.worker import Worker
 
 from fencepost import __version__
 from fencepost.domain.errors import UnavailableError
+from fencepost.recoveries import schedule
 from fencepost.services import Services
 from fencepost.telemetry import get_logger, since
 
@@ -74,16 +75,25 @@ async def serve(services: Services, workers: Sequence[Worker], stop: asyncio.Eve
         temporalio=temporalio.service.__version__,
         python=platform.python_version(),
     )
+    settings = services.settings
+    recovering = asyncio.create_task(_recover(services))
     told = asyncio.create_task(stop.wait())
     await asyncio.wait([told, *running], return_when=asyncio.FIRST_COMPLETED)
     told.cancel()
+    recovering.cancel()
     if beating is not None and health_file is not None:
         beating.cancel()
         _remove(health_file)
-    _log.info("drain started", grace_seconds=services.settings.limits.drain_grace_seconds)
+    _log.info("drain started", grace_seconds=settings.limits.drain_grace_seconds)
     began = now()
     await asyncio.gather(*(worker.shutdown() for worker in workers), *running)
     _log.info("drain finished", seconds=since(began, now()))
+
+
+async def _recover(services: Services) -> None:
+    settings = services.settings
+    if settings.worker.recover:
+        await schedule(services.temporal, settings.deployment, settings.task_queue)
 
 
 def _freshen(file: Path) -> None:

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from fencepost.local import LocalStack, sweep
 pytest_plugins = ["tests.conformance"]
 
 _HOMES = "fencepost-tests-"
+_ABANDONED_SECONDS = 3600
 _SCRUBBED = ("FENCEPOST_", "TEMPORAL_", "PG", "OPENAI_", "ANTHROPIC_", "GEMINI_", "XDG_", "COLUMNS", "LINES")
 _TEST_DATABASE = "FENCEPOST_TEST_DATABASE_URL"
 
@@ -43,9 +45,10 @@ def pytest_configure() -> None:
 def _new_home() -> Path:
     """Make a home that PostgreSQL's user can reach too when root runs the tests (pytest's own folders are closed)."""
     for old in Path("/tmp").glob(f"{_HOMES}*"):
-        # Of a run that was killed, its servers still there; one without the file has only just been made.
+        # Of a run that was killed, its servers still there. A young one may be in use, though nobody holds it just now.
         with suppress(FileNotFoundError):  # another run of the tests is just removing it
-            if old.stat().st_uid == os.geteuid() and (old / "stack.json").exists() and sweep(old):
+            info = old.stat()
+            if info.st_uid == os.geteuid() and time.time() - info.st_mtime > _ABANDONED_SECONDS and sweep(old):
                 shutil.rmtree(old, ignore_errors=True)
     home = Path(tempfile.mkdtemp(prefix=_HOMES, dir="/tmp"))
     if os.geteuid() == 0:

@@ -33,7 +33,8 @@ class Progress:
     attempt: int = 0
     plan: Plan | None = None
     running: dict[str, str] = field(default_factory=dict)
-    tokens: Tokens = field(default_factory=Tokens)
+    # Zeros that were set: a default would be left out of what clients get.
+    tokens: Tokens = field(default_factory=lambda: added(Tokens(), Tokens()))
     cost: float = 0
     waiting_for: str | None = None
     error: str | None = None

@@ -79,6 +79,7 @@ class Turn:
         self._message_id = ""
         self._settled = True
         self.released: ReleaseState | None = None
+        self._begun: Resolved | None = None
         self._lost_one = False
         self._open: set[asyncio.Future[Any]] = set()
         self._tools: dict[str, asyncio.Task[None]] = {}
@@ -119,23 +120,12 @@ class Turn:
     async def run(self, *, force: bool) -> Ended:
         """Run steps until there is nothing more to do under this token. `force` makes one step even without input."""
         going_on = False
-        self.released = None
+        self.released, self._begun = None, None
         while True:
             if self.interrupted():
                 return await self._interrupted()
+            begun = await self._begin(queued=not going_on, required=going_on or force)
             self._step += 1
-            begun = await self._database(
-                contracts.RESOLVE_MODEL,
-                ResolveInput(
-                    token=self.token,
-                    step=self._step,
-                    queued=not going_on,
-                    required=going_on or force,
-                    agent_step=self._agent_step,
-                ),
-                Resolved,
-                "resolve model",
-            )
             self._settled = False
             self._message_id = begun.assistant_message_id
             if not (going_on or force or begun.promoted or begun.continued):
@@ -147,6 +137,19 @@ class Turn:
             if ended != "continue":
                 return ended
             going_on = True
+
+    async def _begin(self, *, queued: bool, required: bool) -> Resolved:
+        """Begin the next step, unless that came with the settlement of the one before."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            return begun
+        given = self._next_step(queued=queued, required=required)
+        return await self._database(contracts.RESOLVE_MODEL, given, Resolved, "resolve model")
+
+    def _next_step(self, *, queued: bool, required: bool) -> ResolveInput:
+        return ResolveInput(
+            token=self.token, step=self._step + 1, queued=queued, required=required, agent_step=self._agent_step
+        )
 
     async def _run_step(self, begun: Resolved) -> Ended | Literal["continue"]:
         self._plan, self._tools = None, {}
@@ -295,11 +298,12 @@ class Turn:
                 plan=plan,
                 result=result,
                 release=self._is_last(result),
+                next=None if self._is_last(result) else self._next_step(queued=False, required=True),
             ),
             SettleResult,
             "settle step",
         )
-        self._settled, self.released = True, settled.released
+        self._settled, self.released, self._begun = True, settled.released, settled.begun
         progress = self.progress
         progress.tokens, progress.cost = added(progress.tokens, result.tokens), progress.cost + result.cost
         progress.error = result.error

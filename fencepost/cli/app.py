@@ -65,7 +65,7 @@ def database_root(context: typer.Context) -> None:
 def demo(
     context: typer.Context, model: Model = None, base_url: BaseUrl = None, config: Config = None, debug: Debug = False
 ) -> None:
-    """Start everything, show one session from its start to its end, stop everything."""
+    """Start everything, show one session, stop everything."""
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import demo as command  # noqa: PLC0415
@@ -86,7 +86,10 @@ def dev(
     config: Config = None,
     debug: Debug = False,
 ) -> None:
-    """Keep PostgreSQL, Temporal with its UI and a worker running on this machine until Ctrl-C."""
+    """Keep everything running on this machine until Ctrl-C.
+
+    That is PostgreSQL, Temporal with its UI, a worker, and the scripted model, scripted/demo, which needs no key.
+    """
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import dev as command  # noqa: PLC0415
@@ -155,7 +158,7 @@ def check(context: typer.Context, config: Config = None, debug: Debug = False) -
 
 @database.command()
 def rebuild(context: typer.Context, config: Config = None, debug: Debug = False) -> None:
-    """Make the projection anew from the event log, and say what was different."""
+    """Make the projection anew from the event log. Says what was different."""
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import database as command  # noqa: PLC0415
@@ -177,7 +180,7 @@ def run_command_line() -> NoReturn:
         code = app(prog_name="fencepost", standalone_mode=False) or 0
         sys.stdout.flush()
     except TyperException as error:
-        terminal.Notices()(f"fencepost: {error.format_message()} (fencepost --help lists what there is)")
+        terminal.Notices()(f"fencepost: {arguments.usage_error(error)}")
         code = 2
     except InvalidInputError as error:
         terminal.Notices()(f"fencepost: {error.message}")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from typer.exceptions import TyperException
 
 from fencepost.domain.attachments import UNKNOWN, mime_of
 from fencepost.domain.errors import DirectoryError, InvalidInputError
@@ -20,6 +23,29 @@ def check_encoding(arguments: Sequence[str]) -> None:
             each.encode()
         except UnicodeEncodeError:
             raise InvalidInputError(f"argument {number}, {each!a}, is not text in UTF-8: write it anew") from None
+
+
+def usage_error(error: TyperException) -> str:
+    """Give the line for a command line that cannot be understood: what is wrong, and whose help says more."""
+    message = error.format_message().rstrip(".")
+    found = re.match(r"(?P<where>Invalid value.*?): Input should be a valid (?P<kind>integer|number)", message)
+    context = getattr(error, "ctx", None)
+    if found is not None:
+        given = _given_for(found["where"], sys.argv[1:])
+        kind = "a whole number" if found["kind"] == "integer" else "a number"
+        message = f"{found['where']}: must be {kind}{given}"
+    return f"{message} (see `{context.command_path if context is not None else 'fencepost'} --help`)"
+
+
+def _given_for(where: str, arguments: Sequence[str]) -> str:
+    """Give what the named option was given, to be repeated in a message."""
+    for option in re.findall(r"--[a-z-]+", where):
+        for number, each in enumerate(arguments):
+            if each.startswith(f"{option}="):
+                return f", not {each.partition('=')[2]!r}"
+            if each == option and number + 1 < len(arguments):
+                return f", not {arguments[number + 1]!r}"
+    return ""
 
 
 def session_id(given: str, option: str = "") -> str:

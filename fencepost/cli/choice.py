@@ -128,12 +128,12 @@ def check_names(choice: Choice) -> ProviderConfig | None:
     if wanted.provider_id == SCRIPTED and SCRIPTED not in settings.providers:
         return None
     if wanted.provider_id not in settings.providers:
-        close = difflib.get_close_matches(wanted.provider_id, settings.providers, 1, _CLOSE)
+        close = difflib.get_close_matches(wanted.provider_id, [*settings.providers, SCRIPTED], 1, _CLOSE)
         hint = f" (did you mean {close[0]}?)" if close else ""
+        known = ", ".join(sorted({*settings.providers, SCRIPTED}))
         raise ModelUnavailableError(
-            f"model {wanted}: there is no provider {wanted.provider_id!r}{hint}: configured are "
-            f"{', '.join(sorted(settings.providers))}, and --base-url or [providers.{wanted.provider_id}] in "
-            "fencepost.toml makes another one"
+            f"model {wanted}: there is no provider {wanted.provider_id!r}{hint}: there are {known}, and --base-url or "
+            f"[providers.{wanted.provider_id}] in fencepost.toml makes another one"
         )
     from fencepost.providers.catalog import Catalog  # noqa: PLC0415 - brings the whole HTTP client with it
 

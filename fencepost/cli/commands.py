@@ -94,7 +94,7 @@ def list_sessions(
 def show(
     context: typer.Context, session: Session, as_json: Json = False, config: Config = None, debug: Debug = False
 ) -> None:
-    """Show what a session is, what it has cost, what waits, and what it does. Needs only PostgreSQL."""
+    """Show a session: its cost, what waits, what it does. Needs only PostgreSQL."""
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import records as command  # noqa: PLC0415
@@ -155,7 +155,7 @@ def archive(
     config: Config = None,
     debug: Debug = False,
 ) -> None:
-    """Put a session away: `list` leaves it out, it can be used all the same. Needs only PostgreSQL."""
+    """Put a session away, out of the list. It can be used all the same. Needs only PostgreSQL."""
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import records as command  # noqa: PLC0415
@@ -209,7 +209,7 @@ def prompt(
     config: Config = None,
     debug: Debug = False,
 ) -> None:
-    """Send input, print its receipt, and leave the turn to the workers.
+    """Send input and print its receipt. The turn is left to the workers.
 
     On this machine's own services the worker ends with the last fencepost command. So without `fencepost dev` or
     another command beside it, this one stays until the turn has ended.
@@ -237,7 +237,7 @@ def steer(
     config: Config = None,
     debug: Debug = False,
 ) -> None:
-    """Send input for the turn's next step; an idle session begins a turn. As `prompt --delivery steer`."""
+    """Send input for the turn's next step. An idle session begins a turn. As `prompt --delivery steer`."""
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import sending as command  # noqa: PLC0415
@@ -277,7 +277,7 @@ def queue(
 def resume(
     context: typer.Context, session: Session, as_json: Json = False, config: Config = None, debug: Debug = False
 ) -> None:
-    """Join the turn that runs, or begin one with what waits; shown until it ends, as `run` does."""
+    """Join the turn that runs, or begin one with what waits. It is shown until it ends, as `run` does."""
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import sending as command  # noqa: PLC0415

@@ -11,7 +11,7 @@ from pathlib import Path
 from fencepost.cli import choice as choices
 from fencepost.cli import terminal
 from fencepost.cli.choice import SCRIPTED
-from fencepost.cli.entry import Signals
+from fencepost.cli.entry import INTERRUPTED, Signals
 from fencepost.cli.render import Screen
 from fencepost.cli.session import Ready, Wanted, ready
 from fencepost.cli.turn import TurnView, exit_code
@@ -45,6 +45,7 @@ class DemoOptions:
 async def demo(options: DemoOptions, signals: Signals) -> int:
     """Show a session from its start to its end, and give the exit code."""
     begun = time.monotonic()
+    signals.unread = INTERRUPTED
     settings = load_settings(options.config)
     wanted_model = options.model or (settings.default_model if options.base_url else f"{SCRIPTED}/demo")
     choice = choices.choose(settings, dict(os.environ), model=wanted_model, agent=None, base_url=options.base_url)

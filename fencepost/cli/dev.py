@@ -9,12 +9,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from fencepost.cli import terminal
+from fencepost.cli.choice import SCRIPTED
 from fencepost.cli.entry import OK, Signals
+from fencepost.cli.scripted import scripted_provider
 from fencepost.cli.stack import Place, open_place, watched, worker_environment
 from fencepost.cli.terminal import Notices
-from fencepost.cli.workers import SharedWorker, joined
+from fencepost.cli.workers import SharedWorker, joined, shared_scripted
 from fencepost.client import open_client
 from fencepost.config import PREFIX, find_config_file, load_settings
+from fencepost.domain.errors import UnavailableError
 
 _LOOK_SECONDS = 0.2
 
@@ -29,12 +32,14 @@ async def dev(config: Path | None, ports: tuple[int | None, int | None], signals
     try:
         async with AsyncExitStack() as stack:
             place = await stack.enter_async_context(open_place(settings, environ, say, only_local=True, ports=ports))
+            scripted = await _scripted(stack, place, say)
             worker = SharedWorker(
                 settings.home,
                 settings.task_queue,
                 place.settings,
                 worker_environment(place, find_config_file(config, environ)),
                 others="refuse",
+                scripted=scripted,
                 say=say,
             )
             await stack.enter_async_context(joined(worker, say))
@@ -43,7 +48,7 @@ async def dev(config: Path | None, ports: tuple[int | None, int | None], signals
             if place.joined:
                 users = ", ".join(f"{one.command()[:60]} (process {one.pid})" for one in place.joined)
                 say(f"joined the local stack that is used already by {users}; the last one that leaves stops it")
-            _tell(place, worker)
+            _tell(place, worker, has_scripted=scripted is not None)
             await _show_log(worker.log)
     except asyncio.CancelledError:
         if signals.received is None:
@@ -52,7 +57,19 @@ async def dev(config: Path | None, ports: tuple[int | None, int | None], signals
     return OK
 
 
-def _tell(place: Place, worker: SharedWorker) -> None:
+async def _scripted(stack: AsyncExitStack, place: Place, say: Notices) -> str | None:
+    """See to the scripted provider for the worker: one that is shared already, or one of this command's own."""
+    if SCRIPTED in place.settings.providers:
+        return None
+    shared = await asyncio.to_thread(shared_scripted, place.settings, place.environ)
+    try:
+        return shared or await stack.enter_async_context(scripted_provider(place.environ))
+    except UnavailableError as error:
+        say(error.message)
+        return None
+
+
+def _tell(place: Place, worker: SharedWorker, *, has_scripted: bool) -> None:
     settings, address = place.settings, place.environ["TEMPORAL_ADDRESS"]
     for line in (
         "fencepost runs on this machine; Ctrl-C stops it.",
@@ -65,6 +82,7 @@ def _tell(place: Place, worker: SharedWorker) -> None:
         "In another terminal:",
         "",
         '  fencepost run "Read README.md and sum it up"',
+        *(['  fencepost run --model scripted/demo "Read README.md"      # without a key'] if has_scripted else []),
         "",
         "For other programs, and workers of your own:",
         "",

@@ -11,48 +11,43 @@ from contextlib import contextmanager
 from typing import Any, Final, NoReturn
 
 from fencepost.cli import terminal
-from fencepost.domain import errors
 from fencepost.domain.errors import FencepostError, NotFoundError
-from fencepost.process import leave
+from fencepost.process import BAD_INPUT, FAILED, UNREACHABLE, code_of, leave
+
+__all__ = [
+    "BAD_INPUT",
+    "FAILED",
+    "INTERRUPTED",
+    "OK",
+    "UNREACHABLE",
+    "Signals",
+    "Work",
+    "code_of",
+    "enter",
+    "quiet_libraries",
+]
 
 OK: Final = 0
-FAILED: Final = 1
-BAD_INPUT: Final = 2
-UNREACHABLE: Final = 3
 INTERRUPTED: Final = 130
 
-_BAD_INPUT = (
-    errors.AgentNotFoundError,
-    errors.ConfigurationError,
-    errors.DirectoryError,
-    errors.InvalidInputError,
-    errors.ModelNotSelectedError,
-    errors.ModelUnavailableError,
-    errors.MessageNotFoundError,
-    errors.NotFoundError,
-    errors.PromptConflictError,
-    errors.SchemaVersionError,
-)
+_FOR_PROGRAMS: Final = ": create it first"
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def code_of(error: FencepostError) -> int:
-    """Give the exit code for an error."""
-    if isinstance(error, errors.UnavailableError):
-        return UNREACHABLE
-    return BAD_INPUT if isinstance(error, _BAD_INPUT) else FAILED
 
 
 class Signals:
     """What Ctrl-C does. Usually it cancels the command, which closes everything; a second one leaves at once.
 
-    While `softened`, the first one is given to the command instead.
+    While `softened`, the first one is given to the command instead. A command that has still to send what it was given
+    sets `unsent` until it does, so that whoever interrupts it is told. `unread` is the exit code when the reader of the
+    output leaves: of a list nothing is lost then.
     """
 
     def __init__(self) -> None:
         self._task = asyncio.current_task()
         self._soft: Callable[[], None] | None = None
         self.received: signal.Signals | None = None
+        self.unsent = False
+        self.unread = OK
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._take, number)
@@ -74,6 +69,8 @@ class Signals:
             leave(128 + number)
         else:
             self.received = number
+            if self.unsent:
+                terminal.Notices()("fencepost: interrupted before anything was sent; stopping what was started ...")
             assert self._task is not None
             self._task.cancel()
 
@@ -89,6 +86,9 @@ async def _supervised(work: Work) -> int:
         if signals.received is None:
             raise
         return 128 + signals.received
+    except BrokenPipeError:
+        terminal.silence_output()
+        return signals.unread
 
 
 def enter(work: Work, *, debug: bool) -> NoReturn:
@@ -102,11 +102,10 @@ def enter(work: Work, *, debug: bool) -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         terminal.silence_output()
-        code = INTERRUPTED
+        code = OK
     except FencepostError as error:
         _trace(debug)
-        advice = "; `fencepost session list` shows those that are there" if isinstance(error, NotFoundError) else ""
-        notice(f"fencepost: {error.message}{advice}")
+        notice(f"fencepost: {_advice(error)}")
         code = code_of(error)
     except Exception as error:
         _trace(debug)
@@ -114,6 +113,13 @@ def enter(work: Work, *, debug: bool) -> NoReturn:
         notice(f"fencepost: unexpected {type(error).__name__}: {error}{hint}")
         code = FAILED
     leave(code)
+
+
+def _advice(error: FencepostError) -> str:
+    """Give the error's line. What a program is advised to do about an unknown session is not what a person needs."""
+    if not isinstance(error, NotFoundError):
+        return error.message
+    return f"{error.message.partition(_FOR_PROGRAMS)[0]}; `fencepost session list` shows those that are there"
 
 
 def _trace(debug: bool) -> None:

@@ -14,15 +14,12 @@ from fencepost.cli.entry import OK
 from fencepost.cli.records import Records, open_records
 from fencepost.cli.terminal import Notices
 from fencepost.domain.errors import FencepostError, UnavailableError
-from fencepost.domain.events import SessionCreated
 from fencepost.local import LocalStack
 from fencepost.store.event_log import StoredEvent
 
 Putting: TypeAlias = Callable[[StoredEvent], None]
 
-_PAGE = 100
 _LOOK_SECONDS = 1.0
-_HIDDEN = SessionCreated.stored_type()  # as in the client's history
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +47,9 @@ async def events(wanted: Range, *, as_json: bool, config: Path | None) -> int:
             async with _looked_after(records):
                 await _follow(records, wanted, put)
             return OK
-        after, more = wanted.after, True
-        while more:
-            history = await records.client.history(wanted.session_id, after, _PAGE)
-            for event in history.events:
-                put(event)
-                after = event.seq
-            more = history.has_more
+        head = await records.client.head(wanted.session_id)
+        if wanted.after < head:
+            await _put_all(records, wanted, put, head)
     return OK
 
 
@@ -74,11 +67,13 @@ async def _follow(records: Records, wanted: Range, put: Putting) -> None:
         await asyncio.gather(reading, leaving, return_exceptions=True)
 
 
-async def _put_all(records: Records, wanted: Range, put: Putting) -> None:
+async def _put_all(records: Records, wanted: Range, put: Putting, last: int | None = None) -> None:
+    """Put every event, the creation too, up to the last one or for ever."""
     async with aclosing(records.client.watch(wanted.session_id, wanted.after)) as watched:
         async for event in watched:
-            if event.type != _HIDDEN:
-                put(event)
+            put(event)
+            if event.seq == last:
+                return
 
 
 async def _reader_gone() -> None:

@@ -13,6 +13,7 @@ from fencepost.domain import messages as kinds
 from fencepost.domain.contracts import Status
 from fencepost.domain.inbox import Receipt
 from fencepost.domain.messages import Message
+from fencepost.domain.status import Activity, Claim
 from fencepost.domain.tools import TextItem
 from fencepost.store.event_log import StoredEvent
 from fencepost.store.sessions import Session
@@ -35,7 +36,7 @@ def put_json(value: Any) -> None:
 # Sessions
 
 
-def session_json(session: Session) -> dict[str, Any]:
+def session_json(session: Session, activity: Activity | None = None) -> dict[str, Any]:
     """Give a session for programs; cost is in US dollars, times are milliseconds since the epoch."""
     found = {
         "id": session.id,
@@ -48,23 +49,37 @@ def session_json(session: Session) -> dict[str, Any]:
         "timeCreated": session.time_created,
         "timeUpdated": session.time_updated,
         "timeArchived": session.time_archived,
+        "activity": None if activity is None else activity.to_wire(),
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def session_lines(session: Session) -> Iterator[str]:
-    """Give a session for a list: one line where there is room for it."""
+def session_lines(session: Session, activity: Activity) -> Iterator[str]:
+    """Give a session for a list, with what it does unless it is idle: one line where there is room for it."""
+    state = "" if activity.state == "idle" else f"  [{activity.state}]"
     title, directory = terminal.one_line(session.title), terminal.one_line(session.location.directory)
     width = terminal.width()
     if width is None or width >= _WIDE:
-        yield terminal.cut(f"{session.id}  {when(session.time_created)}  {title}  ({directory})")
+        yield terminal.cut(f"{session.id}  {when(session.time_created)}{state}  {title}  ({directory})")
     else:
         yield session.id
-        yield terminal.cut(f"  {when(session.time_created)}  {title}")
+        yield terminal.cut(f"  {when(session.time_created)}{state}  {title}")
         yield terminal.cut(f"  {directory}")
 
 
-def detail_lines(session: Session, pending: list[Receipt], doing: str) -> Iterator[str]:
+def activity_text(activity: Activity) -> str:
+    """Say what the database knows of a session's work."""
+    return activity.state if activity.reason is None else f"{activity.state}: {activity.reason}"
+
+
+def claim_text(claim: Claim) -> str:
+    """Say who owns a session, and how the lease is: times in seconds."""
+    left = claim.left / 1000
+    lease = f"{left:.0f} s left" if claim.live else f"ran out {-left:.0f} s ago"
+    return f"run {claim.run_id} for {claim.age / 1000:.0f} s, lease {lease}"
+
+
+def detail_lines(session: Session, pending: list[Receipt], activity: Activity, doing: str) -> Iterator[str]:
     """Give everything about a session."""
     location = session.location
     facts = [
@@ -79,7 +94,9 @@ def detail_lines(session: Session, pending: list[Receipt], doing: str) -> Iterat
         ("archived", when(session.time_archived) if session.time_archived is not None else None),
         ("tokens", tokens_text(session.tokens)),
         ("cost", cost_text(session.cost) or "$0"),
-        ("status", doing),
+        ("status", activity_text(activity)),
+        ("owner", claim_text(activity.claim) if activity.claim is not None else None),
+        ("run", doing),
         ("inbox", f"{len(pending)} waiting" if pending else "empty"),
     ]
     yield from (f"{name:<10} {terminal.one_line(value)}" for name, value in facts if value is not None)

@@ -90,8 +90,11 @@ async def reset(config: Path | None, yes: bool, signals: Signals) -> int:
 
 
 def _refuse(found: StackStatus, say: Notices) -> int:
-    users = f"is in use by {_users(found)}" if found.holders else "runs"
-    say(f"fencepost: the local stack {users}: stop it first, with `fencepost local stop`")
+    if found.holders:
+        mend = "end that first, or do it with `fencepost local stop --force`"
+        say(f"fencepost: the local stack is in use by {_users(found)}: {mend}")
+    else:
+        say("fencepost: the local stack runs, though nobody uses it: stop it first, with `fencepost local stop`")
     return FAILED
 
 

@@ -13,6 +13,9 @@ _DOCTOR_CODES = (
     "Exit codes: 0 nothing is wrong (there may be warnings); 1 something is wrong; 3 a service, a worker or the "
     "model's provider cannot be reached. It starts nothing, changes nothing and shows no key."
 )
+_RECOVER_CODES = "Exit codes: 0 the scan is through; 3 a service cannot be reached, or went away on the way."
+
+_LOCAL_CODES = "Exit codes: 0 it is done; 1 refused, since it is in use or the answer was no; 2 nobody can be asked."
 
 configuration = typer.Typer(help="The configuration.", invoke_without_command=True, rich_markup_mode=None)
 local = typer.Typer(help="The local servers and their state.", invoke_without_command=True, rich_markup_mode=None)
@@ -21,6 +24,7 @@ local = typer.Typer(help="The local servers and their state.", invoke_without_co
 def add_to(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command(epilog=_DOCTOR_CODES)(doctor)
+    app.command(epilog=_RECOVER_CODES)(recover)
     app.add_typer(configuration, name="config")
     app.add_typer(local, name="local")
 
@@ -38,7 +42,7 @@ def local_root(context: typer.Context) -> None:
 
 
 def doctor(context: typer.Context, as_json: Json = False, config: Config = None, debug: Debug = False) -> None:
-    """Say what is configured, what can be reached, what is wrong, and how each of it is mended."""
+    """Say what is wrong, and its mend. Looks at what is configured and what can be reached."""
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import doctor as command  # noqa: PLC0415
@@ -48,9 +52,29 @@ def doctor(context: typer.Context, as_json: Json = False, config: Config = None,
     start(context, config, debug, work)
 
 
+def recover(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    as_json: Json = False,
+    config: Config = None,
+    debug: Debug = False,
+) -> None:
+    """Set sessions going again that nobody works on.
+
+    Those whose run was lost are settled, those whose wake was are started: what workers do by themselves, now.
+    """
+
+    def work(configured: Path | None) -> Work:
+        from fencepost.cli import recover as command  # noqa: PLC0415
+
+        return lambda _: command.recover(configured, dry_run=dry_run, as_json=as_json)
+
+    start(context, config, debug, work)
+
+
 @configuration.command()
 def show(context: typer.Context, as_json: Json = False, config: Config = None, debug: Debug = False) -> None:
-    """Show every setting with its value and where that comes from; secrets are withheld."""
+    """Show every setting, its value, and its origin. Secrets are withheld."""
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import config_show as command  # noqa: PLC0415
@@ -62,7 +86,7 @@ def show(context: typer.Context, as_json: Json = False, config: Config = None, d
 
 @local.command()
 def status(context: typer.Context, as_json: Json = False, config: Config = None, debug: Debug = False) -> None:
-    """Say which local servers run, who uses them, and what their state takes."""
+    """Say which local servers run. Also who uses them, and how big their state is."""
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import local_state as command  # noqa: PLC0415
@@ -72,14 +96,14 @@ def status(context: typer.Context, as_json: Json = False, config: Config = None,
     start(context, config, debug, work)
 
 
-@local.command()
+@local.command(epilog=_LOCAL_CODES)
 def stop(
     context: typer.Context,
     force: Annotated[bool, typer.Option("--force", help="End the commands that use them, too.")] = False,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
-    """Stop local servers and workers that a killed command has left; with --force also those in use."""
+    """Stop what a killed command has left. With --force also what is in use."""
 
     def work(configured: Path | None) -> Work:
         from fencepost.cli import local_state as command  # noqa: PLC0415
@@ -89,7 +113,7 @@ def stop(
     start(context, config, debug, work)
 
 
-@local.command()
+@local.command(epilog=f"{_LOCAL_CODES} What stays is `stack.lock`: it is the lock itself.")
 def reset(
     context: typer.Context,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,

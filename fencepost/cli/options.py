@@ -17,7 +17,11 @@ Config = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks, and what libraries log.")]
 Model = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--model", metavar="PROVIDER/MODEL", help="Model, such as openai/gpt-4o-mini; scripted/demo is none."),
+    typer.Option(
+        "--model",
+        metavar="PROVIDER/MODEL",
+        help="Model, such as openai/gpt-4o-mini; scripted/demo plays one, without a key.",
+    ),
 ]
 BaseUrl = Annotated[
     Optional[str],  # noqa: UP045

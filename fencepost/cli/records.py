@@ -19,6 +19,7 @@ from fencepost.config import Settings, external_services, load_settings
 from fencepost.domain.errors import InvalidInputError, NotFoundError, UnavailableError
 from fencepost.domain.inbox import Location
 from fencepost.domain.messages import Message
+from fencepost.domain.status import Activity
 from fencepost.local import LocalStack
 from fencepost.local.state import StateFile
 from fencepost.local.temporal import TemporalServer
@@ -49,7 +50,7 @@ async def open_records(config: Path | None) -> AsyncIterator[Records]:
     async with AsyncExitStack() as stack:
         home, has_temporal = None, given.temporal
         if not given.postgresql:
-            say = Notices().progress
+            say = Notices()
             home = settings.home
             local = await stack.enter_async_context(LocalStack(home, temporal=False, progress=say))
             settings = settings.model_copy(update={"database_url": local.database_url})
@@ -129,12 +130,14 @@ async def list_sessions(wanted: Selection, *, as_json: bool, config: Path | None
                 directory=directory,
                 archived=wanted.archived,
             )
+            does = await records.client.activities([session.id for session in page.items])
             for session in page.items:
                 shown += 1
+                activity = does.get(session.id, Activity("idle"))  # deleted between the two questions
                 if as_json:
-                    listing.put_json(listing.session_json(session))
+                    listing.put_json(listing.session_json(session, activity))
                     continue
-                for line in listing.session_lines(session):
+                for line in listing.session_lines(session, activity):
                     terminal.out(line)
             cursor = page.next
             if cursor is None or not wanted.everything:
@@ -148,17 +151,22 @@ async def list_sessions(wanted: Selection, *, as_json: bool, config: Path | None
 
 
 async def show(session_id: str, *, as_json: bool, config: Path | None) -> int:
-    """Show a session, what waits in its inbox, and what it does."""
+    """Show a session, what waits in its inbox, what it does as the database has it, and what its run says."""
     arguments.session_id(session_id)
     async with open_records(config) as records:
         session = await records.client.get(session_id)
         pending = await records.client.pending(session_id)
+        activity = (await records.client.activities([session_id])).get(session_id, Activity("idle"))
         run, doing, status = await _doing(records, session_id)
     if as_json:
-        value = {**listing.session_json(session), "run": run, "pending": [receipt.to_wire() for receipt in pending]}
+        value = {
+            **listing.session_json(session, activity),
+            "run": run,
+            "pending": [receipt.to_wire() for receipt in pending],
+        }
         listing.put_json(value | ({} if status is None else {"status": status}))
         return OK
-    for line in listing.detail_lines(session, pending, doing):
+    for line in listing.detail_lines(session, pending, activity, doing):
         terminal.out(line)
     return OK
 
@@ -170,7 +178,7 @@ async def _doing(records: Records, session_id: str) -> tuple[str, str, dict[str,
     try:
         await records.client.check("Temporal")
         if await records.client.open_queue(session_id) is None:
-            return "none", "idle", None
+            return "none", "none is open", None
     except UnavailableError as error:
         return "unknown", f"unknown: {error.message}", None
     try:
@@ -178,7 +186,7 @@ async def _doing(records: Records, session_id: str) -> tuple[str, str, dict[str,
     except UnavailableError:
         return "open", "a run is open, and no worker says what it does", None
     if status.phase == "idle":  # ended between the two questions
-        return "none", "idle", None
+        return "none", "none is open", None
     return "open", listing.status_text(status), status.to_wire()
 
 
@@ -227,7 +235,7 @@ async def delete(session_id: str, *, sure: bool, as_json: bool, config: Path | N
         raise InvalidInputError(f"nobody can be asked here: `fencepost session delete {session_id} --yes` deletes it")
     settings, environ = load_settings(config), dict(os.environ)
     async with (
-        open_place(settings, environ, Notices().progress) as place,
+        open_place(settings, environ, Notices()) as place,
         open_client(place.settings, place.environ) as client,
     ):
         await client.delete(session_id)

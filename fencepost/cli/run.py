@@ -82,7 +82,8 @@ async def _run(options: RunOptions, given: _Given, choice: Choice, signals: Sign
         _check_unchanged(options, session, choice.settings.default_agent)
 
     wanted = Wanted(choice, options.config, options.session, verify=verify)
-    async with ready(wanted, say, say.progress) as house:
+    signals.unsent = True
+    async with ready(wanted, say, say) as house:
         session_id, attributes = options.session, None
         if session_id is None:
             session_id = fresh_id("ses")
@@ -90,14 +91,20 @@ async def _run(options: RunOptions, given: _Given, choice: Choice, signals: Sign
             attributes = SessionInput(agent=options.agent, model=choice.model, location=where)
 
         async def work() -> TurnResult:
+            signals.unsent = False
             await house.client.prompt(session_id, given.text, files=given.files, session=attributes)
             return await house.client.result(session_id)
 
         shown = JsonLines() if options.as_json else Screen()
         view = TurnView(house.client, session_id, shown, say)
-        result = await view.run(work, signals, is_new=attributes is not None)
+        goes_on = f'session {session_id}: `{command()} run --session {session_id} "..."` goes on with it'
+        try:
+            result = await view.run(work, signals, is_new=attributes is not None)
+        except BrokenPipeError:
+            say(goes_on)
+            raise
         if result.outcome == "done":
-            say(f'session {session_id}: `{command()} run --session {session_id} "..."` goes on with it')
+            say(goes_on)
         return exit_code(result, say)
 
 

@@ -78,19 +78,22 @@ async def prompt(given: Input, how: How, config: Path | None, signals: Signals) 
         how,
     )
     say = Notices()
+    signals.unsent = True
     if not how.resume:
         async with open_records(config) as records:
+            signals.unsent = False
             _put_receipt(await checked.send(records.client), how)
         say("recorded: it is seen with the session's next input, or after `fencepost session resume`")
         return OK
     async with _ready(checked.session_id, config, say) as house:
+        signals.unsent = False
         if how.wait:
             return await _shown(house, checked.session_id, lambda: _turn(house.client, checked), how, signals, say)
         receipt = await checked.send(house.client)
         _put_receipt(receipt, how)
         if not house.is_last_user():
             return OK
-        say("staying until the turn has ended, since its worker ends with this command (not so beside `fencepost dev`)")
+        say(f"staying until the turn has ended, since its worker ends with this command: {house.why_last_user()}")
         return exit_code(await house.client.result(checked.session_id), say)
 
 
@@ -104,7 +107,7 @@ def _put_receipt(receipt: Receipt, how: How) -> None:
 def _ready(session_id: str, config: Path | None, say: Notices) -> AbstractAsyncContextManager[Ready]:
     """Give a place with a worker for the session."""
     choice = choices.choose(load_settings(config), dict(os.environ), model=None, agent=None, base_url=None)
-    return ready(Wanted(choice, config, session_id), say, say.progress)
+    return ready(Wanted(choice, config, session_id), say, say)
 
 
 async def _shown(
@@ -140,7 +143,7 @@ async def interrupt(session_id: str, reason: str | None, *, as_json: bool, confi
     say = Notices()
     settings, environ = load_settings(config), dict(os.environ)
     async with (
-        open_place(settings, environ, say.progress) as place,
+        open_place(settings, environ, say) as place,
         open_client(place.settings, place.environ) as client,
     ):
         is_asked = await client.interrupt(session_id, reason)

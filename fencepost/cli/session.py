@@ -13,7 +13,7 @@ from fencepost.cli import choice as choices
 from fencepost.cli.choice import SCRIPTED, Choice
 from fencepost.cli.scripted import scripted_provider
 from fencepost.cli.stack import Place, open_place, watched, worker_environment
-from fencepost.cli.workers import SharedWorker, joined
+from fencepost.cli.workers import SharedWorker, joined, shared_scripted
 from fencepost.client import Client, open_client
 from fencepost.config import find_config_file
 from fencepost.domain.errors import InvalidInputError, UnavailableError
@@ -58,6 +58,12 @@ class Ready:
         holders = StateFile(self.worker.log.parent).read().holders
         return all(holder.pid == os.getpid() for holder in holders)
 
+    def why_last_user(self) -> str:
+        """Say why nobody else keeps the worker."""
+        if self.worker is not None and self.worker.apart is not None:
+            return f"the one of the other fencepost command {self.worker.apart}"
+        return "no other fencepost command uses it, as `fencepost dev` in another terminal would"
+
 
 @asynccontextmanager
 async def ready(wanted: Wanted, say: Callable[[str], None], progress: Callable[[str], None]) -> AsyncIterator[Ready]:
@@ -66,7 +72,7 @@ async def ready(wanted: Wanted, say: Callable[[str], None], progress: Callable[[
     A new session's choice is already checked. Raises what `open_place` and `open_client` raise, NotFoundError for an
     unknown session, and UnavailableError when no worker serves configured services.
     """
-    choice = wanted.choice
+    choice, scripted = wanted.choice, None
     async with AsyncExitStack() as stack:
         place = await stack.enter_async_context(
             open_place(choice.settings, choice.environ, progress, only_local=wanted.only_local)
@@ -76,7 +82,7 @@ async def ready(wanted: Wanted, say: Callable[[str], None], progress: Callable[[
                 "--base-url has no effect on workers that run elsewhere: configure the provider for them"
             )
         if place.is_local and wanted.session_id is None:
-            place, choice = await _with_provider(stack, place, choice)
+            place, choice, scripted = await _with_provider(stack, place, choice)
         client = await stack.enter_async_context(open_client(place.settings, place.environ))
         await stack.enter_async_context(watched(client, place, say))
         existing = None
@@ -87,23 +93,28 @@ async def ready(wanted: Wanted, say: Callable[[str], None], progress: Callable[[
             if place.is_local:
                 choice = replace(choice, model=existing.model, agent=existing.agent)
                 choices.check(choice, is_new=False)
-                place, choice = await _with_provider(stack, place, choice)
+                place, choice, scripted = await _with_provider(stack, place, choice)
         worker = None
         if place.is_local:
-            worker = await _serve(stack, place, choice, wanted, client, say, progress)
+            worker = await _serve(stack, place, choice, wanted, client, say, progress, scripted)
             client.settings = place.settings.model_copy(update={"task_queue": worker.queue})
         else:
             await _wait_for_worker(client, say)
         yield Ready(place, client, choice, existing, worker)
 
 
-async def _with_provider(stack: AsyncExitStack, place: Place, choice: Choice) -> tuple[Place, Choice]:
-    """Take the place's addresses over into the choice, and start the scripted provider if it is asked for."""
-    choice = replace(choice, settings=place.settings, environ=place.environ)
+async def _with_provider(stack: AsyncExitStack, place: Place, choice: Choice) -> tuple[Place, Choice, str | None]:
+    """Take the place's addresses over into the choice, and start the scripted provider if it is asked for.
+
+    It is not started where a worker that can be shared has one, as that of `fencepost dev`: the address is given then.
+    """
+    choice, shared = replace(choice, settings=place.settings, environ=place.environ), None
     if choice.needs_scripted():
+        shared = await asyncio.to_thread(shared_scripted, place.settings, place.environ)
+    if choice.needs_scripted() and shared is None:
         url = await stack.enter_async_context(scripted_provider(choice.environ))
         choice = replace(choices.with_provider(choice, SCRIPTED, url), is_ephemeral=True)
-    return replace(place, settings=choice.settings, environ=choice.environ), choice
+    return replace(place, settings=choice.settings, environ=choice.environ), choice, shared
 
 
 async def _serve(
@@ -114,6 +125,7 @@ async def _serve(
     client: Client,
     say: Callable[[str], None],
     progress: Callable[[str], None],
+    scripted: str | None,
 ) -> SharedWorker:
     """See to a worker on the task queue of the session's open run, or another one if there is none."""
     config = find_config_file(wanted.config, choice.environ)
@@ -125,6 +137,7 @@ async def _serve(
         worker_environment(place, config),
         others="share" if open_queue is not None else "avoid",
         private=choice.is_ephemeral,
+        scripted=scripted,
         say=progress,
     )
     await stack.enter_async_context(joined(worker, say))

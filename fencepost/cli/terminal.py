@@ -109,11 +109,6 @@ class Notices:
             except (OSError, ValueError):
                 pass
 
-    def progress(self, line: str) -> None:
-        """Write a line that only somebody who waits wants to read: nothing where standard error is no terminal."""
-        if sys.stderr.isatty():
-            self(line)
-
 
 def silence_output() -> None:
     """Send what is still to be written to standard output nowhere: its reader has gone."""

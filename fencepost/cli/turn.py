@@ -43,6 +43,7 @@ class TurnView:
         Ctrl-C interrupts the turn, once. `is_new` says that the work makes the session too. Raises BrokenPipeError
         when nobody reads the output any more.
         """
+        signals.unread = INTERRUPTED
         self._seen = -1 if is_new else await self._client.head(self._session_id)
         printing = asyncio.create_task(self._print())
         watching = asyncio.create_task(self._watch_status())

@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -22,9 +23,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from fencepost.cli.choice import SCRIPTED, Choice, with_provider
 from fencepost.config import Settings
 from fencepost.domain.errors import ConfigurationError, UnavailableError
 from fencepost.local import processes
@@ -37,6 +40,7 @@ or give up."""
 
 _START_SECONDS: Final = 60
 _WATCH_SECONDS: Final = 1.0
+_ANSWER_SECONDS: Final = 1.0
 _ELSEWHERE: Final = ("home", "database_url", "mixed", "task_queue", "log_level", "log_format")
 
 
@@ -49,13 +53,14 @@ def fingerprint(settings: Settings, environ: Mapping[str, str]) -> str:
 
 
 class _Process(BaseModel):
-    """The worker that was started last for a queue."""
+    """The worker that was started last for a queue, and where the scripted provider is that it was given."""
 
     model_config = ConfigDict(frozen=True)
 
     pid: int
     started: str
     fingerprint: str
+    scripted: str | None = None
 
     def is_alive(self) -> bool:
         return processes.start_mark(self.pid) == self.started
@@ -64,7 +69,8 @@ class _Process(BaseModel):
 class SharedWorker:
     """A command's share in a worker process. Its methods block: call them in a thread.
 
-    `private` says that no other command will ever have these settings.
+    `private` says that no other command will ever have these settings. `scripted` is the address of a scripted provider
+    that a worker which is started here is to know besides its settings.
     """
 
     def __init__(
@@ -76,15 +82,21 @@ class SharedWorker:
         *,
         others: Others,
         private: bool = False,
+        scripted: str | None = None,
         say: Callable[[str], None],
     ) -> None:
         self.queue = queue
         self._home = home
+        self._settings = settings
         self._environ = environ
         self._fingerprint = fingerprint(settings, environ)
         self._grace = settings.limits.drain_grace_seconds
         self._others = others
         self._private = private
+        self._scripted = scripted
+        self._is_scripted_beside = False
+        self.apart: str | None = None
+        """What the worker on the queue that was asked for is like, when it is not this one."""
         self._say = say
         self._token: str | None = None
 
@@ -106,6 +118,9 @@ class SharedWorker:
         if not self._try_join():
             self.queue = f"{self.queue}-{self._fingerprint}"
             self._others = "share"
+            lacks_scripted = self._private and not self._is_scripted_beside
+            self.apart = "has no scripted model" if lacks_scripted else "has other settings or keys"
+            self._say(f"taking a worker of its own: the one of the fencepost command that runs {self.apart}")
             self._try_join()
 
     def restart_if_gone(self) -> bool:
@@ -137,11 +152,13 @@ class SharedWorker:
             process = self._read()
             alive = process is not None and process.is_alive()
             differs = process is not None and process.fingerprint != self._fingerprint
-            if alive and differs and not state.holders:
+            lacks = process is not None and self._scripted not in (None, process.scripted)
+            if alive and (differs or lacks) and not state.holders:
                 self._end(grace=self._grace + 5)  # left by a command that was killed
                 alive = False
             if alive and differs:
                 if self._others == "avoid":
+                    self._is_scripted_beside = process is not None and process.scripted is not None
                     return False
                 if self._others == "refuse":
                     raise ConfigurationError(
@@ -150,6 +167,8 @@ class SharedWorker:
                     )
             if not alive:
                 self._start()
+            elif lacks:
+                self._say("the worker that runs already has no scripted model: a command that asks for it starts one")
             holder = Holder(
                 token=secrets.token_hex(8), pid=os.getpid(), started=processes.start_mark(os.getpid()) or ""
             )
@@ -173,10 +192,15 @@ class SharedWorker:
         self.log.unlink(missing_ok=True)
         # -P: a file named worker.py in the directory where the command runs is not meant.
         command = [sys.executable, "-P", "-m", "worker"]
-        pid = processes.spawn(command, self.log, {**self._environ, "FENCEPOST_TASK_QUEUE": self.queue})
+        scripted = self._scripted_address()
+        environ = {**self._environ_with(scripted), "FENCEPOST_TASK_QUEUE": self.queue}
+        if self._private or self.queue.endswith(self._fingerprint):
+            # Sessions of other commands are not to go on with settings that are this one's alone.
+            environ["FENCEPOST_WORKER__RECOVER"] = "false"
+        pid = processes.spawn(command, self.log, environ)
         mark = processes.start_mark(pid)
         (self._folder / "worker.json").write_text(
-            _Process(pid=pid, started=mark or "", fingerprint=self._fingerprint).model_dump_json()
+            _Process(pid=pid, started=mark or "", fingerprint=self._fingerprint, scripted=scripted).model_dump_json()
         )
 
         def settled() -> bool:
@@ -188,6 +212,17 @@ class SharedWorker:
             said = processes.tail(self.log, 1).removeprefix("worker: ")
             raise UnavailableError(f"the worker did not start: {said} (log: {self.log})")
         self._say(f"the worker is ready ({time.monotonic() - begun:.1f} s)")
+
+    def _scripted_address(self) -> str | None:
+        """Give where the scripted provider is for a worker that is started now: as the one before it had it, too."""
+        before = self._read()
+        found = self._scripted or (before.scripted if before is not None else None)
+        return found if found is not None and SCRIPTED not in self._settings.providers and _answers(found) else None
+
+    def _environ_with(self, scripted: str | None) -> Mapping[str, str]:
+        if scripted is None:
+            return self._environ
+        return with_provider(Choice(self._settings, self._environ), SCRIPTED, scripted).environ
 
     def _written(self) -> str:
         try:
@@ -209,6 +244,23 @@ class RunningWorker:
     queue: str
     pid: int
     holders: tuple[Holder, ...]
+
+
+def shared_scripted(settings: Settings, environ: Mapping[str, str]) -> str | None:
+    """Give the scripted provider of the worker that a command with these settings would share, None without one."""
+    process = _process_in(settings.home / "workers" / settings.task_queue)
+    if process is None or not process.is_alive() or process.fingerprint != fingerprint(settings, environ):
+        return None
+    return process.scripted if process.scripted is not None and _answers(process.scripted) else None
+
+
+def _answers(url: str) -> bool:
+    address = urlsplit(url)
+    try:
+        with socket.create_connection((address.hostname or "", address.port or 80), _ANSWER_SECONDS):
+            return True
+    except OSError:
+        return False
 
 
 def running_workers(home: Path) -> list[RunningWorker]:

@@ -134,7 +134,32 @@ class Status(WireModel):
     rejected: tuple[Rejection, ...] = ()
 
 
-# Between the workflow and its activities.
+# Between the workflow and its activities. `Recovery` and its schedule are internal too.
+
+RECOVERY = "Recovery"
+RECOVER_SESSIONS = "recover_sessions"
+RECOVERY_SECONDS = 10
+"""How often sessions are looked for that nobody works on and that somebody should."""
+
+
+def recovery_id(deployment: str, task_queue: str) -> str:
+    """Give the id of the recovery schedule, and the beginning of the ids of its runs: deployments that share a
+    Temporal namespace differ in at least one of the two."""
+    return f"fencepost-recovery-{deployment}-{task_queue}"
+
+
+class RecoveryInput(WireModel):
+    """`batch` bounds what one scan does of each kind."""
+
+    batch: int = 50
+
+
+class RecoveryResult(WireModel):
+    """What one scan came to: how many sessions for each thing that was done; `cut_off` says why it ended early."""
+
+    done: dict[str, int] = Field(default_factory=dict)
+    cut_off: str | None = None
+
 
 SIGNAL_ANNOUNCE = "announce_tool_call"
 
@@ -313,6 +338,8 @@ class SettleInput(StepInput):
     interrupt_reason: Literal["user", "cancelled"] = "user"
     release: bool = False
     """The turn ends with this step: give the session back as well, unless it goes on by a continuation."""
+    next: ResolveInput | None = None
+    """The turn goes on: begin this step as well."""
 
 
 ReleaseState: TypeAlias = Literal["done", "more", "lost"]
@@ -320,10 +347,11 @@ ReleaseState: TypeAlias = Literal["done", "more", "lost"]
 
 class SettleResult(WireModel):
     """`continued` says that the failed turn goes on by a continuation, under a new execution; `released` is there when
-    the session was to be given back."""
+    the session was to be given back, `begun` when another step was to be begun."""
 
     continued: bool = False
     released: ReleaseState | None = None
+    begun: Resolved | None = None
 
 
 class ReleaseInput(WireModel):

@@ -9,6 +9,8 @@ import string
 import time
 from typing import Literal, TypeAlias
 
+from fencepost.domain.errors import InvalidInputError
+
 Prefix: TypeAlias = Literal["ses", "msg", "evt", "per", "que", "psv", "exe", "int", "prj", "tool"]
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -50,3 +52,11 @@ def is_session_id(text: str) -> bool:
 def is_message_id(text: str) -> bool:
     """Say whether the text can name an input or message: `msg_` and up to 59 of letters, digits, `_` and `-`."""
     return _MESSAGE_ID.match(text) is not None
+
+
+def check_session_id(session_id: str) -> None:
+    """Raise InvalidInputError for what is no session id."""
+    if not is_session_id(session_id):
+        raise InvalidInputError(
+            f"{session_id!r} is no session id: `ses_` and up to 64 letters, digits, `_` or `-`, please"
+        )

@@ -43,3 +43,9 @@ def read_json(kind: type[Given], data: bytes) -> Given:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise InvalidInputError(f"{where}: {first['msg']}" if where else first["msg"]) from None
+
+
+def misunderstood(what: str, error: ValidationError) -> InvalidInputError:
+    """Give the error for a value that a program passed: one line that names the field."""
+    first = error.errors(include_url=False)[0]
+    return InvalidInputError(f"{what}: {first['loc'][0]}: {first['msg'].removeprefix('Value error, ')}")

@@ -12,12 +12,19 @@ from fencepost.domain import events
 from fencepost.domain.errors import ClaimRefusedError, OwnershipLostError
 from fencepost.domain.events import StepInterrupted
 from fencepost.domain.ids import derived_id
-from fencepost.domain.ownership import OwnerRun, TakeoverReason, Token, continues, may_take_over, takeover_reason
-from fencepost.store import event_log, inbox, ledger, leftovers, ownership, tables
+from fencepost.domain.ownership import (
+    OwnerRun,
+    Stage,
+    TakeoverReason,
+    Token,
+    continues,
+    may_take_over,
+    takeover_reason,
+)
+from fencepost.store import continuation, event_log, inbox, ledger, leftovers, ownership, tables
 from fencepost.store.event_log import Entry, Head
 from fencepost.store.ownership import Held, Lease, Owner
 from fencepost.store.statement import Statement
-from fencepost.store.steps import record_continuation
 
 _FROM_CLIENTS = tuple(
     kind.stored_type()
@@ -166,10 +173,12 @@ def _recorded(own: ledger.Ledger) -> Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """How many continuations this turn has had, and whether another one was due but refused."""
+    """How many continuations this turn has had, whether another one was due but refused, and whether one is recorded
+    for the execution."""
 
     continuations: int
     exhausted: bool
+    recorded: bool = False
 
 
 async def reconcile(conn: AsyncConnection, held: Held, reason: TakeoverReason, max_continuations: int) -> Reconciled:
@@ -180,7 +189,7 @@ async def reconcile(conn: AsyncConnection, held: Held, reason: TakeoverReason, m
     """
     old, head = held.token, held.head
     done = await ledger.find(conn, old.execution_id)
-    stage = done.stage if done is not None else "claimed"
+    stage = done.stage if done is not None else await _stage_seen(conn, held)
     step_open = stage == "requested"
     answer_owed = stage != "claimed" and await _unanswered(conn, held, step_open=step_open)
     last_own = await _last_appended(conn, old) if stage != "claimed" else -1
@@ -208,12 +217,30 @@ async def reconcile(conn: AsyncConnection, held: Held, reason: TakeoverReason, m
         await ledger.move(conn, done, done.step, "released", head.now, results=done.results)
     had = done.continuations if done is not None else 0
     if done is not None and done.results.get("continued"):
-        return Reconciled(had + 1, exhausted=False)  # its settlement recorded the continuation already
+        return Reconciled(had + 1, exhausted=False, recorded=True)  # its settlement recorded the continuation already
     due = answer_owed and continues(reason)
     if due and had < max_continuations:
-        await record_continuation(conn, old.session_id, old.execution_id, held.assistant_message_id, head.now)
-        return Reconciled(had + 1, exhausted=False)
+        await continuation.record(conn, old.session_id, old.execution_id, held.assistant_message_id, head.now)
+        return Reconciled(had + 1, exhausted=False, recorded=True)
     return Reconciled(had, exhausted=due)
+
+
+async def abandon(conn: AsyncConnection, held: Held) -> None:
+    """Delete a claim that is not to be recovered, under its row's lock: whatever it left, the session has gone on."""
+    done = await ledger.find(conn, held.token.execution_id)
+    await leftovers.close_books(conn, held.token.session_id)
+    await _RELEASE.run(conn, session_id=held.token.session_id)
+    if done is not None:
+        await ledger.move(conn, done, done.step, "released", held.head.now, results=done.results)
+
+
+async def _stage_seen(conn: AsyncConnection, held: Held) -> Stage:
+    """Tell how far an execution without a ledger has come by what it left: its assistant message proves a request."""
+    if held.assistant_message_id is None:
+        return "claimed"
+    newest = await leftovers.newest_assistant(conn, held.token.session_id)
+    is_open = newest is not None and newest.id == held.assistant_message_id and "completed" not in newest.data["time"]
+    return "requested" if is_open else "settled"
 
 
 async def _unanswered(conn: AsyncConnection, held: Held, *, step_open: bool) -> bool:

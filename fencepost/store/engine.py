@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from asyncpg import Connection, PostgresError
+from asyncpg import Connection, InternalClientError, PostgresError
 from asyncpg import InterfaceError as DriverInterfaceError
 from pydantic_core import from_json
 from sqlalchemy import event, text
@@ -26,6 +26,9 @@ _AGAIN = frozenset({"40P01", "40001"})
 # Classes of SQLSTATE that say "not now": connection, resources, operator intervention, not yet accepting.
 _AWAY = ("08", "53", "57")
 _TRIES = 5
+# A worker that stands still in a transaction, or whose machine is gone, must not keep its locks: the database ends it,
+# sooner than a local activity of another worker gives up waiting.
+_BEGIN = "BEGIN; SET LOCAL idle_in_transaction_session_timeout = '5s'"
 
 
 def database_url(text: str) -> URL:
@@ -43,9 +46,10 @@ def database_url(text: str) -> URL:
     return url.set(drivername="postgresql+asyncpg")
 
 
-# What the driver raises, by itself or through SQLAlchemy.
-_DRIVER_ERRORS = (DBAPIError, PostgresError, DriverInterfaceError)
-_CLIENT_SIDE = (OperationalError, InterfaceError, DriverInterfaceError)
+# What the driver raises, by itself or through SQLAlchemy. Its internal error is what it says of a connection that the
+# server has just ended, until it has seen the end of the stream as well.
+_DRIVER_ERRORS = (DBAPIError, PostgresError, DriverInterfaceError, InternalClientError)
+_CLIENT_SIDE = (OperationalError, InterfaceError, DriverInterfaceError, InternalClientError)
 
 
 def sqlstate(error: BaseException) -> str:
@@ -63,7 +67,7 @@ def _is_away(error: BaseException) -> bool:
     state = sqlstate(error)
     if not state:
         return isinstance(error, _CLIENT_SIDE)
-    return state.startswith(_AWAY) or state in ("3D000", "28P01", "28000")
+    return state.startswith(_AWAY) or state in ("25P03", "3D000", "28P01", "28000")
 
 
 def unavailable(url: URL, error: BaseException) -> UnavailableError:
@@ -90,7 +94,7 @@ async def _roll_back(driver: Connection[Any]) -> None:
     """Roll back, or drop the connection: it must not go back into the pool with a transaction open."""
     try:
         await driver.execute("ROLLBACK")
-    except (PostgresError, DriverInterfaceError, OSError):
+    except (PostgresError, DriverInterfaceError, InternalClientError, OSError):
         pass  # what is being raised already says more
     finally:
         if driver.is_in_transaction():
@@ -159,7 +163,7 @@ class Database:
         async with self.engine.connect() as conn:
             driver = driver_of(conn)
             try:
-                await driver.execute("BEGIN")
+                await driver.execute(_BEGIN)
                 yield conn
                 await driver.execute("COMMIT")
             finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import and_, bindparam, exists, or_, select, update
+from sqlalchemy import and_, bindparam, exists, or_, select, union_all, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.attachments import with_types
@@ -31,9 +31,17 @@ _owed = exists().where(
 _HAS_PENDING = Statement(select(or_(exists().where(_open), _owed).label("pending")))
 _HAS_WAKING = Statement(select(or_(exists().where(_open, _inbox.c.wake_pending), _owed).label("pending")))
 _PENDING = Statement(select(_inbox).where(_open).order_by(_inbox.c.admitted_seq))
-_UP_TO = Statement(
-    select(_inbox).where(_open, _inbox.c.admitted_seq <= bindparam("head")).order_by(_inbox.c.admitted_seq)
-)
+
+
+def _first(delivery: Delivery, most: int) -> Any:
+    """Give the oldest inputs up to the head that are to be delivered like this, and no more than so many."""
+    eligible = select(_inbox).where(_open, _inbox.c.delivery == delivery, _inbox.c.admitted_seq <= bindparam("head"))
+    return select(eligible.order_by(_inbox.c.admitted_seq).limit(most).subquery())
+
+
+# What one boundary takes at most: more could not be promoted in the time that a turn gives the database.
+_MOST_STEERS = 5_000
+_UP_TO = Statement(union_all(_first("steer", _MOST_STEERS), _first("queue", 1)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +135,16 @@ async def has_pending(conn: AsyncConnection, session_id: str, *, waking_only: bo
 
 
 async def promote(conn: AsyncConnection, head: Head, *, queued: bool) -> list[Entry]:
-    """Give the promotion events of what may be seen now: one queued input if wanted and no steer waits, then steers.
+    """Give the promotion events of what may be seen now: the steers that wait, else one queued input if wanted.
 
-    The head is locked, so everything admitted so far lies before the cutoff. The caller appends the events; the
-    projector marks the rows, clears the wakes of exactly these, and shows the messages.
+    The head is locked, so everything admitted so far lies before the cutoff. Of thousands of steers the oldest are
+    taken, and the others at the boundaries that follow, since a session with input is not given back. The caller
+    appends the events; the projector marks the rows, clears the wakes of exactly these, and shows the messages.
     """
     rows = await _UP_TO.all(conn, session_id=head.session_id, head=head.seq)
-    chosen = [row for row in rows if row.delivery == "steer"]
+    chosen = sorted((row for row in rows if row.delivery == "steer"), key=lambda row: row.admitted_seq)
     if queued and not chosen:
-        chosen = [row for row in rows if row.delivery == "queue"][:1]
+        chosen = rows
     if not chosen:
         return []
     return [

@@ -182,6 +182,10 @@ class Subscription(asyncio.Queue[Notice]):
             )
 
 
+_BROKEN = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, TimeoutError)
+"""What a connection that listens may end with."""
+
+
 class Listener:
     """One listening connection for all readers of this process. It needs a direct connection, not a pooler's."""
 
@@ -196,7 +200,7 @@ class Listener:
         """End the connection."""
         async with self._lock:
             if self._conn is not None:
-                with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+                with suppress(*_BROKEN):
                     await self._conn.close(timeout=2)
                 self._conn = None
 
@@ -233,7 +237,7 @@ class Listener:
                 for channel in self._queues.keys() - self._listening:
                     await self._conn.add_listener(channel, self._heard)
                     self._listening.add(channel)
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError) as error:
+            except _BROKEN as error:
                 raise unavailable(self._url, error) from error
 
     async def _unsubscribe(self, channel: str, queue: Subscription) -> None:
@@ -245,7 +249,7 @@ class Listener:
         async with self._lock:  # the connection does one thing at a time
             if channel not in self._queues and self._conn is not None and not self._conn.is_closed():
                 self._listening.discard(channel)
-                with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+                with suppress(*_BROKEN):
                     await self._conn.remove_listener(channel, self._heard)
 
     def _heard(self, _connection: Any, _pid: int, channel: str, payload: object) -> None:

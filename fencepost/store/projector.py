@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
-from sqlalchemy import BigInteger, bindparam, delete, func, insert, or_, select, text, update
+from sqlalchemy import BigInteger, bindparam, delete, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
 from fencepost.domain.errors import LifecycleConflictError, MessageNotFoundError, SessionAlreadyProjectedError
 from fencepost.domain.projection import new_assistant, update_assistant
-from fencepost.store import tables
+from fencepost.store import promotions, tables
 from fencepost.store.statement import Statement
 
 Projector: TypeAlias = Callable[[AsyncConnection, Any, int], Awaitable[None]]
@@ -34,11 +34,13 @@ _SESSION_COLUMNS = MappingProxyType(
 
 class Projection:
     """Projects the events of one append, in order. An assistant message that several of them change is read and
-    written once. `write` has to be called after the last event, in the same transaction."""
+    written once, and inputs promoted together are written together. `write` has to be called after the last event, in
+    the same transaction."""
 
     def __init__(self, conn: AsyncConnection, message: tuple[str, dict[str, Any]] | None = None) -> None:
         self._conn = conn
         self._assistants: dict[str, _Assistant | None] = {}
+        self._promoted: dict[str, tuple[events.Prompted, int]] = {}
         if message is not None:
             self._assistants[message[0]] = _Assistant(message[1])
 
@@ -53,6 +55,11 @@ class Projection:
             await self._change(event)
             if isinstance(event, events.StepEnded):
                 await _sum_up(self._conn, event)
+            return
+        if isinstance(event, events.Prompted):
+            if event.message_id in self._promoted:
+                await self.write()
+            self._promoted[event.message_id] = (event, seq)
             return
         projector = PROJECTORS.get(type(event))
         if projector is not None:
@@ -82,6 +89,9 @@ class Projection:
             elif assistant is not None and assistant.last is not None:
                 await _write_message(self._conn, assistant.last, message_id, assistant.data)
         self._assistants.clear()
+        if self._promoted:
+            await promotions.project(self._conn, list(self._promoted.values()))
+            self._promoted.clear()
 
 
 @dataclass(slots=True)
@@ -124,12 +134,6 @@ _ADMIT = Statement(
         {name: bindparam(name) for name in ("id", "session_id", "prompt", "delivery", "admitted_seq", "time_created")}
     )
     .on_conflict_do_nothing(index_elements=["id"])
-)
-_INPUT = Statement(select(_inbox).where(_inbox.c.id == bindparam("id")).with_for_update())
-_PROMOTE = Statement(
-    update(_inbox)
-    .where(_inbox.c.id == bindparam("named"))
-    .values(promoted_seq=bindparam("promoted_seq"), wake_pending=False)
 )
 _SUMS = ("cost", "tokens_input", "tokens_output", "tokens_reasoning", "tokens_cache_read", "tokens_cache_write")
 _SUM_UP = Statement(
@@ -238,25 +242,6 @@ async def _prompt_admitted(conn: AsyncConnection, event: events.PromptAdmitted, 
         raise LifecycleConflictError(f"input {event.message_id} is in the inbox already")
 
 
-async def _prompted(conn: AsyncConnection, event: events.Prompted, seq: int) -> None:
-    prompt = event.prompt.to_wire()
-    row = await _INPUT.first(conn, id=event.message_id)
-    if row is None:
-        # A log from before there was an inbox: admitted and promoted at once.
-        values = {"id": event.message_id, "session_id": event.session_id, "prompt": prompt, "delivery": event.delivery}
-        places = {"admitted_seq": seq, "promoted_seq": seq, "time_created": event.timestamp}
-        await conn.execute(insert(tables.session_input).values(**values, **places))
-    elif row.promoted_seq is not None:
-        if row.session_id != event.session_id or row.promoted_seq != seq:
-            raise LifecycleConflictError(f"input {event.message_id} was promoted at {row.promoted_seq} already")
-    else:
-        same = (row.session_id, row.prompt, row.delivery, row.time_created)
-        if same != (event.session_id, prompt, event.delivery, event.timestamp):
-            raise LifecycleConflictError(f"input {event.message_id} was admitted with other content")
-        await _PROMOTE.run(conn, named=event.message_id, promoted_seq=seq)
-    await _insert_message(conn, event, seq, event.message_id, "user", {**prompt, **_created(event)})
-
-
 async def _context_updated(conn: AsyncConnection, event: events.ContextUpdated, seq: int) -> None:
     data = {"text": event.text, **_created(event)}
     await _insert_message(conn, event, seq, event.message_id, "system", data)
@@ -357,7 +342,6 @@ PROJECTORS: Mapping[type[events.DurableEvent], Projector] = MappingProxyType(
             events.ModelSwitchedEvent: _model_switched,
             events.Moved: _moved,
             events.PromptAdmitted: _prompt_admitted,
-            events.Prompted: _prompted,
             events.ContextUpdated: _context_updated,
             events.Synthetic: _synthetic,
             events.ShellStarted: _shell_started,

@@ -6,43 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, select, text, update
+from sqlalchemy import bindparam, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
 from fencepost.domain.clean import clean_text
 from fencepost.domain.errors import OwnershipLostError
-from fencepost.domain.events import DurableEvent, InterruptReason, StepInterrupted, Synthetic, ToolCalled
+from fencepost.domain.events import DurableEvent, InterruptReason, StepInterrupted, ToolCalled
 from fencepost.domain.ids import derived_id
 from fencepost.domain.ownership import Stage, Token, continues
-from fencepost.store import inbox, ledger, ownership, tables
+from fencepost.store import continuation, inbox, ledger, ownership, tables
 from fencepost.store.event_log import Entry
 from fencepost.store.leftovers import Row, close_books, close_open_parts, newest_assistant
 from fencepost.store.ownership import Held, Lease
 from fencepost.store.statement import Statement
 
-CONTINUE = (
-    "The previous answer was cut off before it was complete ({reason}). Go on from where it stopped, without repeating "
-    "what was said. Tool calls marked as interrupted may or may not have taken effect: check before doing them again."
-)
-
-
-_recovery, _live, _calls = tables.session_recovery, tables.live_part, tables.tool_call
-_PENDING_RECOVERY = Statement(
-    select(_recovery.c.execution_id, _recovery.c.continuation_message_id)
-    .where(
-        _recovery.c.session_id == bindparam("session_id"),
-        _recovery.c.phase == "pending",
-        _recovery.c.recovery_error.is_(None),
-    )
-    .order_by(_recovery.c.time_created)
-    .limit(1)
-    .with_for_update()
-)
-_PROMOTE_RECOVERY = Statement(
-    update(_recovery).where(_recovery.c.execution_id == bindparam("named")).values(phase="promoted", wake_pending=False)
-)
+_live, _calls = tables.live_part, tables.tool_call
 _DROP_LIVE = Statement(
     text(
         """
@@ -86,23 +66,26 @@ async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: boo
     _require_settled(done, step)
     newest = await newest_assistant(conn, token.session_id)
     entries = await _left_open(conn, held, step, newest)
-    continuation = await _continuation(conn, held)
+    going_on, continuations = await continuation.promote(conn, held.head)
     # A turn that goes on by a continuation is not over: queued input waits for its end.
-    promotions = await inbox.promote(conn, held.head, queued=queued and not continuation)
+    promotions = await inbox.promote(conn, held.head, queued=queued and not going_on)
     message = (newest.id, newest.data) if newest is not None else None
-    made = [*entries, *continuation, *promotions]
+    made = [*entries, *going_on, *promotions]
     await ownership.append(conn, held, made, lease, message=message)
     result = Prepared(
         assistant_message_id=derived_id("msg", token.execution_id, step),
         promoted=len(promotions),
-        continued=bool(continuation),
+        continued=bool(going_on),
     )
     recorded = {
         "assistant_message_id": result.assistant_message_id,
         "promoted": result.promoted,
         "continued": result.continued,
     }
-    changes: dict[str, Any] = {"continuations": 0} if promotions else {}
+    # The claim that took over has counted this one already; one made after a recovery scan begins at 0.
+    changes: dict[str, Any] = {"continuations": continuations} if going_on else {}
+    if promotions:
+        changes = {"continuations": 0}
     await ownership.set_phase(conn, held, "ready")
     await ledger.move(conn, done, step, "prepared", held.head.now, attempt=0, results={"prepared": recorded}, **changes)
     return result
@@ -141,20 +124,6 @@ async def _left_open(conn: AsyncConnection, held: Held, step: int, newest: Row |
     return [
         Entry(derived_id("evt", held.token.execution_id, step, "left-open", n), event) for n, event in enumerate(left)
     ]
-
-
-async def _continuation(conn: AsyncConnection, held: Held) -> list[Entry]:
-    row = await _PENDING_RECOVERY.first(conn, session_id=held.token.session_id)
-    if row is None:
-        return []
-    await _PROMOTE_RECOVERY.run(conn, named=row.execution_id)
-    event = Synthetic(
-        timestamp=held.head.now,
-        session_id=held.token.session_id,
-        message_id=row.continuation_message_id,
-        text=CONTINUE.format(reason="its worker was lost or it failed on the way"),
-    )
-    return [Entry(derived_id("evt", "continued", row.execution_id), event)]
 
 
 async def request(conn: AsyncConnection, token: Token, step: int, attempt: int, lease: Lease) -> None:
@@ -362,28 +331,9 @@ async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Set
     limit = settlement.max_continuations
     continued = limit is not None and done.continuations < limit
     if continued:
-        await record_continuation(conn, token.session_id, execution, assistant, head.now)
+        await continuation.record(conn, token.session_id, execution, assistant, head.now)
     # Only cuts without a step between them count against the limit: a long turn may live through many deployments.
     changes: dict[str, Any] = {"continuations": 0} if isinstance(terminal, events.StepEnded) else {}
     results = {**done.results, "continued": continued}
     await ledger.move(conn, done, step, "settled", head.now, results=results, **changes)
     return continued
-
-
-async def record_continuation(
-    conn: AsyncConnection, session_id: str, execution_id: str, assistant_message_id: str | None, now: int
-) -> None:
-    """Record the one input with which an abandoned execution goes on. Once per execution, however often asked."""
-    await conn.execute(
-        upsert(tables.session_recovery)
-        .values(
-            session_id=session_id,
-            execution_id=execution_id,
-            assistant_message_id=assistant_message_id,
-            continuation_message_id=derived_id("msg", "continuation", execution_id),
-            phase="pending",
-            wake_pending=True,
-            time_created=now,
-        )
-        .on_conflict_do_nothing(index_elements=["execution_id"])
-    )

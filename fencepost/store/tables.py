@@ -136,6 +136,14 @@ session_input = Table(
     UniqueConstraint("session_id", "admitted_seq", name="session_input_session_admitted_seq_idx"),
     UniqueConstraint("session_id", "promoted_seq", name="session_input_session_promoted_seq_idx"),
     Index("session_input_session_pending_delivery_seq_idx", "session_id", "promoted_seq", "delivery", "admitted_seq"),
+    # For the recovery scan: settled rows, nearly all there are, are not in it.
+    Index(
+        "session_input_wake_idx",
+        "wake_attempts",
+        "time_created",
+        "id",
+        postgresql_where=text("wake_pending AND promoted_seq IS NULL"),
+    ),
 )
 
 session_context_epoch = Table(
@@ -159,6 +167,12 @@ session_execution = Table(
     _int("expires_at"),
     _text("recovery_error", nullable=True),
     UniqueConstraint("session_id", name="session_execution_session_idx"),
+    Index(
+        "session_execution_expiry_idx",
+        "expires_at",
+        "session_id",
+        postgresql_where=text("recovery_error IS NULL"),
+    ),
 )
 
 session_recovery = Table(
@@ -176,6 +190,13 @@ session_recovery = Table(
     # One abandoned execution can have one row only.
     UniqueConstraint("execution_id", name="session_recovery_execution_idx"),
     Index("session_recovery_session_idx", "session_id", "phase"),
+    Index(
+        "session_recovery_wake_idx",
+        "wake_attempts",
+        "time_created",
+        "execution_id",
+        postgresql_where=text("wake_pending AND recovery_error IS NULL"),
+    ),
 )
 
 event_sequence = Table(

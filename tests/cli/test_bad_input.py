@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from fencepost.store.migrate import wanted_version
-from tests.cli.command import Command
+from tests.cli.command import Command, ended, read_until
 
 _NOBODY = "127.0.0.1:9"
 
@@ -18,7 +19,7 @@ _NOBODY = "127.0.0.1:9"
     ("arguments", "words"),
     [
         (["run", "hi"], "needs a key: set OPENAI_API_KEY"),
-        (["run", "--model", "nope/x", "hi"], "no provider 'nope': configured are openai, and --base-url or"),
+        (["run", "--model", "nope/x", "hi"], "no provider 'nope': there are openai, scripted, and --base-url or"),
         (["run", "--model", "opnai/x", "hi"], "no provider 'opnai' (did you mean openai?)"),
         (["run", "--model", "nope/x", "--session", "ses_x", "hi"], "no provider 'nope'"),
         (["run", "--session", "ses_x", "--continue", "hi"], "so give one of them"),
@@ -29,6 +30,7 @@ _NOBODY = "127.0.0.1:9"
         (["session", "create", "--id", "mine"], "--id: 'mine' is no session id"),
         (["session", "list", "--limit", "0"], "Invalid value for '--limit'"),
         (["session", "events", "ses_x", "--after", "-2"], "Invalid value for '--after'"),
+        (["session", "events", "ses_x", "--after", "x"], "'--after': must be a whole number, not 'x'"),
         (["session", "nope"], "No such command"),
         (["run", "--model", "nope", "hi"], "write it as provider/model"),
         (["run", "--agent", "bild", "hi"], "did you mean build?"),
@@ -36,7 +38,7 @@ _NOBODY = "127.0.0.1:9"
         (["run", "--directory", "/no/such/place", "hi"], "is not a directory: create it first"),
         (["run", "--base-url", "here", "hi"], "must start with http:// or https://"),
         (["run", "  "], "no prompt"),
-        (["run", "--nope"], "No such option: --nope"),
+        (["run", "--bogus"], "No such option: --bogus (see `fencepost run --help`)"),
         (["run"], "Missing argument"),
         (["nope"], "No such command"),
         (["--config", "/no/such/file", "run", "hi"], "there is no such file"),
@@ -82,6 +84,32 @@ def test_a_missing_worker_is_named(connected: Command) -> None:
     assert done.err.splitlines()[-1] == (
         f"fencepost: no worker serves task queue {queue}: start one with `python -m worker`"
     )
+
+
+def test_a_worker_that_cannot_start_says_why_as_a_command_does(connected: Command) -> None:
+    """2 for its configuration, 3 for a service."""
+    wrong = {"FENCEPOST_LIMITS__MAX_CONTINUATIONS": "many"}
+    for variables, code, words in (
+        (wrong, 2, "FENCEPOST_LIMITS__MAX_CONTINUATIONS: must be a whole number, not 'many'"),
+        ({"TEMPORAL_ADDRESS": _NOBODY}, 3, f"Temporal at {_NOBODY} cannot be reached"),
+    ):
+        line = [sys.executable, "-P", "-m", "worker"]
+        environ = connected.given(**variables).environ()
+        done = subprocess.run(line, check=False, capture_output=True, text=True, env=environ, cwd=connected.directory)
+        assert done.returncode == code
+        assert words in done.stderr
+
+
+def test_an_interrupt_during_the_start_says_that_nothing_was_sent(alone: Command) -> None:
+    """What is started is told, although standard error is no terminal."""
+    with alone.started("run", "--model", "scripted/demo", "hi") as process:
+        read_until(process.stderr, "starting PostgreSQL")
+        process.send_signal(signal.SIGINT)
+        done = ended(process)
+
+    assert done.code == 130
+    assert "interrupted before anything was sent" in done.err
+    assert done.out == ""
 
 
 def test_one_service_without_the_other_is_refused(alone: Command) -> None:

@@ -23,7 +23,7 @@ from fencepost.domain.errors import (
 from fencepost.domain.ids import fresh_id
 from fencepost.domain.inbox import AgentAttachment, FileAttachment, Prompt
 from fencepost.domain.models import ModelRef
-from fencepost.providers.script import Gate, Pause, Say
+from fencepost.providers.script import Action, CallTool, Gate, Pause, Say
 from fencepost.store import inbox, tables
 from fencepost.store.event_log import StoredEvent
 from tests.cli.test_client import Opened
@@ -294,9 +294,14 @@ async def test_the_example_runs(opened: Opened, capsys: pytest.CaptureFixture[st
     assert spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    async with opened([[Say("There are "), Say("three files.")]]) as (house, _):
+    (opened.directory / "README.md").write_text("About herons.\n")
+    replies: list[list[Action]] = [
+        [Say("I will look."), CallTool("read", {"path": "README.md"})],
+        [Say("It is "), Say("about herons.")],
+    ]
+    async with opened(replies) as (house, _):
         await example.main(house.services.settings, str(opened.directory), house.services.environ)
 
     shown = capsys.readouterr().out
-    assert "There are three files." in shown
-    assert "done" in shown
+    assert shown.startswith("I will look.\n[read]\nIt is about herons.\nses_")
+    assert ": done, " in shown

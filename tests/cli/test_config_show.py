@@ -121,4 +121,4 @@ def test_a_reader_that_goes_is_no_noise(alone: Command) -> None:
         process.stdout.close()
         assert process.stderr is not None
         assert process.stderr.read() == ""
-        assert process.wait(50) == 130
+        assert process.wait(50) == 0

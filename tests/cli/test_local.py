@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
+import subprocess
+import sys
+import textwrap
 
 import pytest
 
 from tests.cli.command import Command, ended, left_behind, read_until
+from tests.cli.test_readme import README
 
 
 @pytest.mark.timeout(90)
@@ -33,14 +38,29 @@ def test_the_demonstration_shows_everything_and_leaves_nothing(alone: Command) -
     assert summary.read_text().startswith("Summary of README.md")
 
 
-@pytest.mark.timeout(90)
+def _readme_snippet() -> str:
+    (found,) = re.findall(r"^    import asyncio\n.*?^    asyncio.run\(main\(\)\)\n", README, re.S | re.M)
+    return textwrap.dedent(found)
+
+
+@pytest.mark.timeout(150)
 def test_the_local_stack_serves_others_until_ctrl_c(alone: Command) -> None:
     """Programs connect with what it prints, and `run` in local mode shares it. What is left is the state."""
     with alone.started("dev") as process:
         said = read_until(process.stdout, "export FENCEPOST_DATABASE_URL")
         exported = dict(re.findall(r"export (\w+)='?([^'\n]+)'?", said))
         outside = alone.given(**exported)("run", "hi")
-        beside = alone("run", "--model", "scripted/test", "say: beside")
+        beside = alone("run", "--model", "scripted/demo", "say: beside")
+        snippet = subprocess.run(
+            [sys.executable, "-c", _readme_snippet()],
+            check=True,
+            capture_output=True,
+            text=True,
+            cwd=alone.directory,
+            env=alone.given(**exported).environ(),
+        )
+        (worker,) = json.loads(alone("local", "status", "--json").out)["workers"]
+        dev_pid = process.pid
         process.send_signal(signal.SIGINT)
         dev = ended(process)
 
@@ -48,6 +68,9 @@ def test_the_local_stack_serves_others_until_ctrl_c(alone: Command) -> None:
     assert outside.code == 1
     assert "set the environment variable OPENAI_API_KEY for the worker" in outside.complaint()
     assert (beside.code, beside.out.splitlines()[0]) == (0, "beside")
+    assert beside.complaint().startswith("session ses_")  # in dev's worker, which has the scripted model
+    assert "outcome='done'" in snippet.stdout
+    assert worker["holders"] == [dev_pid]
     assert dev.code == 0
     assert "worker ready" in dev.err
     assert "Traceback" not in dev.err

@@ -64,6 +64,7 @@ def test_two_share_one_stack_which_is_stopped_only_by_force(alone: Command) -> N
     assert (stop.code, reset.code) == (1, 1)
     for refused in (stop, reset):
         assert f"in use by fencepost dev (process {first.pid}), fencepost dev --port 1" in refused.complaint()
+    assert "`fencepost local stop --force`" in reset.complaint()
     assert (forced.code, forced.out) == (0, "stopped; the state stays\n")
     assert [each.code for each in ends] == [0, 0]
     assert left_behind(alone.home) == []
@@ -102,7 +103,7 @@ def test_what_a_killed_command_has_left_is_stopped_and_deleted(apart: Command) -
     assert state["mend"] == "run `fencepost local stop`"
     assert "used by: nobody; `fencepost local stop` ends what was left" in status.out
     assert reset.code == 1
-    assert "the local stack runs: stop it first" in reset.complaint()
+    assert "the local stack runs, though nobody uses it: stop it first" in reset.complaint()
     assert (stop.code, stop.out) == (0, "stopped; the state stays\n")
     assert after == []
     assert deleted.code == 0

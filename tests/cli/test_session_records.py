@@ -36,11 +36,20 @@ def test_a_session_is_created_listed_and_shown(quick: Quick, connected: Command)
     assert session in made.complaint()
     assert listed.out.startswith(f"{session}  ")
     assert f"A title  ({connected.directory})" in listed.out
-    for fact in ("title      A title", "agent      plan", "status     idle", "inbox      empty"):
-        assert fact in shown.out.splitlines()
+    told = shown.out.splitlines()
+    for fact in (
+        "title      A title",
+        "agent      plan",
+        "status     idle",
+        "run        none is open",
+        "inbox      empty",
+    ):
+        assert fact in told
     assert as_json | {"title": "A title", "agent": "plan", "model": "openai/gpt-4o-mini", "run": "none"} == as_json
     assert as_json["location"] == {"directory": str(connected.directory)}
     assert as_json["pending"] == []
+    assert as_json["activity"] == {"state": "idle"}
+    assert quick("session", "list", "--json").objects()[0]["activity"] == {"state": "idle"}
 
 
 def test_an_id_of_ones_own_makes_one_session(quick: Quick) -> None:
@@ -178,14 +187,15 @@ async def test_an_open_run_is_shown_and_guards_its_session(
 
 
 def test_reading_needs_no_temporal(quick: Quick, connected: Command) -> None:
-    """`show` says that it does not know what runs; what needs Temporal ends with 3."""
+    """`show` gives what the database knows, and says that it does not know the run; what needs Temporal ends with 3."""
     nursery = quick.func  # type: ignore[attr-defined]
     cut = connected.given(TEMPORAL_ADDRESS="127.0.0.1:9")
     quick("session", "create", "--id", "ses_alone")
     shown = nursery(cut, "session", "show", "ses_alone")
 
     assert shown.code == 0
-    assert "status     unknown: Temporal at 127.0.0.1:9 cannot be reached" in shown.out
+    assert "status     idle" in shown.out.splitlines()
+    assert "run        unknown: Temporal at 127.0.0.1:9 cannot be reached" in shown.out
     for arguments in (["list"], ["messages", "ses_alone"], ["events", "ses_alone"], ["archive", "ses_alone"]):
         assert nursery(cut, "session", *arguments).code == 0
     for arguments in (["interrupt", "ses_alone"], ["delete", "ses_alone", "--yes"], ["prompt", "ses_alone", "hi"]):
@@ -204,7 +214,7 @@ def test_a_reader_that_leaves_a_list_ends_it_quietly(quick: Quick, connected: Co
         said = process.stderr.read()
         code = process.wait(timeout=50)
 
-    assert (code, said) == (130, "")
+    assert (code, said) == (0, "")
 
 
 def test_text_that_is_none_is_refused(quick: Quick, connected: Command) -> None:

@@ -221,7 +221,7 @@ async def test_a_reset_does_not_interrupt_again(
         assert [data["reason"] for data in await interruptions(house, session_id)] == ["user", "reset"]
         assert await said_by_users(house, session_id) == ["Go.", "Go on."]
         assert texts(await house.messages(session_id))[-1] == "Whole."
-        assert await assert_replays(house, session_id) == 2
+        assert await assert_replays(house, session_id) >= 2  # one more, if the first was old before it was reset
         await assert_equal_to_rebuild(house, session_id)
 
 

@@ -18,7 +18,7 @@ from fencepost.domain.projection import INTERRUPTED, UNSETTLED
 from fencepost.providers.script import Action, CallTool, Gate, Hang, Pause, Say
 from fencepost.store.live import Listener
 from fencepost.store.readers import Delta, follow
-from fencepost.store.tables import live_part
+from fencepost.store.tables import live_part, session_execution
 from tests.house_kit import House, assert_equal_to_rebuild, open_house
 from tests.worker_process import WorkerProcess, environment, exists, worker_process
 
@@ -66,6 +66,12 @@ async def kept(house: House, text: str) -> None:
             if any(text in row.text for row in rows):
                 return
         await asyncio.sleep(0.05)
+
+
+async def executions(house: House) -> list[str]:
+    """Give the ids of the executions that have a claim."""
+    async with house.services.database.read() as conn:
+        return [row.id for row in await conn.execute(select(session_execution.c.id))]
 
 
 def texts(messages: list[Any]) -> list[str]:
@@ -139,20 +145,25 @@ async def test_a_tool_whose_worker_is_killed_is_not_started_again(
         await assert_equal_to_rebuild(house, session_id)
 
 
+@pytest.mark.conformance("COO-06")
 async def test_a_worker_that_is_told_to_stop_hands_its_turn_over(
     database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path
 ) -> None:
-    gate = Gate()
-    replies: Replies = [[Say("Half a "), Pause(gate), Hang()], [Say("word.")]]
+    gate, second = Gate(), Gate()
+    replies: Replies = [[Say("Half a "), Pause(gate), Hang()], [Pause(second), Say("word.")]]
     async with stage(database_url, temporal_client, task_queue, tmp_path, replies) as (house, start):
         first = await start()
         session_id = house.new_id()
         handle = await house.start(session_id, "Speak.")
         await gate.reached()
         await streamed(house, session_id, "Half a ")
+        [drained] = await executions(house)
         await start()
         first.signal(signal.SIGTERM)
         assert await first.ended() == 0
+        await second.reached()
+        [taken_over] = await executions(house)
+        second.release()
         result: Any = await handle.result()
         messages = await house.messages(session_id)
         events = await house.events(session_id)
@@ -161,6 +172,8 @@ async def test_a_worker_that_is_told_to_stop_hands_its_turn_over(
         assert texts(messages) == ["Half a ", "word."]
         reasons = [event.data["reason"] for event in events if event.type == "session.next.step.interrupted.1"]
         assert reasons == ["shutdown"]
+        assert taken_over != drained
+        assert await executions(house) == []
         await assert_equal_to_rebuild(house, session_id)
 
 

@@ -173,6 +173,7 @@ async def test_an_interrupt_kills_the_command_that_runs(house: MakeHouse, tmp_pa
     await assert_equal_to_rebuild(h, session_id)
 
 
+@pytest.mark.conformance("RUN-65")
 async def test_an_interrupt_while_tools_are_awaited(house: MakeHouse) -> None:
     """The stream has ended; one tool is done, the other one runs."""
     tool = HeldTool()
@@ -183,8 +184,12 @@ async def test_an_interrupt_while_tools_are_awaited(house: MakeHouse) -> None:
     await logged(h, session_id, "session.next.tool.failed.1")
     result = await interrupt(h, session_id)
     types = await h.types(session_id)
+    awaited = tools((await h.messages(session_id))[1])[1].state
 
     assert result.outcome == "interrupted"
+    assert isinstance(awaited, FailedTool)
+    assert awaited.error.message == INTERRUPTED
+    assert tool.cancelled == 1
     assert types.count("session.next.tool.failed.1") == 2
     assert types[-1] == "session.next.step.interrupted.1"
     assert not [kind for kind in types if kind.startswith(("session.next.step.ended", "session.next.step.failed"))]

@@ -139,7 +139,7 @@ async def test_a_part_is_closed_with_what_there_is_when_the_stream_fails(house: 
     await assert_equal_to_rebuild(h, session_id)
 
 
-@pytest.mark.conformance("RUN-70")
+@pytest.mark.conformance("RUN-70", "ITR-01")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_part_is_closed_with_what_there_is_when_the_step_is_interrupted(house: MakeHouse, kind: str) -> None:
     tool, gate = HeldTool(), Gate()
