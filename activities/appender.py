@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -14,6 +15,8 @@ from fencepost.services import Services
 from fencepost.store import steps
 from fencepost.store.live import Notice
 from fencepost.store.steps import LivePart, Producer
+
+_GATHER_SECONDS = 0.003
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class StreamAppender:
         self._waiting: list[_Waiting] = []
         self._parts: Callable[[], Iterable[LivePart]] | None = None
         self._ordinal = 0
+        self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.seq = -1
         self.error: Exception | None = None
@@ -57,6 +61,7 @@ class StreamAppender:
 
     async def drain(self) -> None:
         """Wait until everything that was handed over is durable. Raises what it failed with."""
+        self._hurry.set()
         while self._task is not None and not self._task.done():
             await asyncio.wait([self._task])
         if self.error is not None:
@@ -68,6 +73,11 @@ class StreamAppender:
             self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
+        # What a provider sends at almost the same time shares a transaction: a short answer costs one.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GATHER_SECONDS):
+                await self._hurry.wait()
+        self._hurry.clear()
         while self._waiting or self._parts is not None:
             batch, self._waiting = self._waiting, []
             parts, self._parts = self._parts, None

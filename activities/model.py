@@ -18,6 +18,7 @@ from fencepost.domain.models import ModelRef
 from fencepost.services import Services
 from fencepost.store import sessions, steps
 from fencepost.store.live import Notice
+from fencepost.store.ownership import Locked
 from fencepost.store.sessions import Session
 from fencepost.store.steps import Prepared
 from fencepost.telemetry import remember
@@ -54,11 +55,13 @@ class ModelActivities:
         begun = await self._services.database.transact(lambda conn: self.prepare(conn, given))
         return self.resolved(given, begun)
 
-    async def prepare(self, conn: AsyncConnection, given: ResolveInput) -> Begun:
+    async def prepare(self, conn: AsyncConnection, given: ResolveInput, locked: Locked | None = None) -> Begun:
         """Prepare the step, in the caller's transaction. Raises what `steps.prepare` raises."""
         token = given.token
         remember("step", token.execution_id, given.step, value=asyncio.get_running_loop().time())
-        prepared = await steps.prepare(conn, token, given.step, queued=given.queued, lease=self._services.lease)
+        prepared = await steps.prepare(
+            conn, token, given.step, queued=given.queued, lease=self._services.lease, locked=locked
+        )
         due = given.required or prepared.promoted or prepared.continued
         return Begun(prepared, await sessions.get(conn, token.session_id) if due else None)
 

@@ -61,13 +61,14 @@ class _Attempt:
         )
 
     async def run(self) -> StreamResult:
-        request, key = None, None
+        preparing = asyncio.create_task(self._request())
         try:
-            request, key = await self._request()
-        except (ProviderError, ModelUnavailableError) as error:
             await self._intend()
+            request, key = await preparing
+        except (ProviderError, ModelUnavailableError) as error:
             return await self._failed(error)
-        await self._intend()
+        finally:
+            preparing.cancel()
         try:
             failure = await self._stream(request, key)
         except ProviderError as error:

@@ -16,7 +16,7 @@ from fencepost.domain.events import StepEnded, StepFailed, StepStarted
 from fencepost.domain.messages import MessageError
 from fencepost.domain.projection import UNSETTLED
 from fencepost.services import Services
-from fencepost.store import claims, sessions, steps
+from fencepost.store import claims, ownership, sessions, steps
 from fencepost.store.live import Notice
 from fencepost.store.steps import Interruption, Settlement
 from fencepost.telemetry import get_logger, recall, remember, since
@@ -60,11 +60,12 @@ class StepActivities:
 
         async def work(conn: AsyncConnection) -> tuple[bool, ReleaseState | None, Begun | None]:
             settlement = await self._settlement(conn, given)
-            continued = await steps.settle(conn, token, given.step, settlement, lease)
-            if continued:
-                return continued, None, None
-            released = await claims.release(conn, token, interrupted=False) if given.release else None
-            return continued, released, await self._models.prepare(conn, given.next) if given.next else None
+            locked = await ownership.lock(conn, token)
+            if await steps.settle(conn, token, given.step, settlement, lease, locked=locked):
+                return True, None, None
+            if given.release:
+                return False, await claims.release(conn, token, interrupted=False, locked=locked), None
+            return False, None, await self._models.prepare(conn, given.next, locked) if given.next else None
 
         continued, released, begun = await self._services.database.transact(work)
         status = _tell(given, continued=continued)

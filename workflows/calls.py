@@ -67,7 +67,6 @@ async def database_step(
                 result_type=result_type,
                 start_to_close_timeout=_SHORT,
                 retry_policy=ONCE,
-                summary=summary,
             )
         except FailureError as error:
             # A local activity's failure comes out as itself, a regular one's inside an ActivityError.

@@ -282,13 +282,16 @@ async def _last_appended(conn: AsyncConnection, old: Token) -> int:
 Released: TypeAlias = Literal["done", "more", "lost"]
 
 
-async def release(conn: AsyncConnection, token: Token, *, interrupted: bool) -> Released:
+async def release(
+    conn: AsyncConnection, token: Token, *, interrupted: bool, locked: ownership.Locked | None = None
+) -> Released:
     """Give the session back if its inbox has nothing to run, else keep it and say `more`.
 
     After an interrupt only input that still asks for execution counts. Asked again after the release, it answers from
-    the inbox as it is now: `done`, or `lost` when there is work that needs a new claim.
+    the inbox as it is now: `done`, or `lost` when there is work that needs a new claim. `locked` is what this
+    transaction has locked already.
     """
-    locked = await ownership.lock(conn, token)
+    locked = locked or await ownership.lock(conn, token)
     head, done = locked.head, locked.ledger
     if done is None:
         raise OwnershipLostError(f"execution {token.execution_id} of {token.session_id} has no ledger")

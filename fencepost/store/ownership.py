@@ -99,14 +99,15 @@ async def lock(conn: AsyncConnection, token: Token) -> Locked:
     return Locked(head, held, ledger_of(found) if found.execution_id is not None else None)
 
 
-async def hold(conn: AsyncConnection, token: Token, *, unexpired: bool = False) -> Held:
+async def hold(conn: AsyncConnection, token: Token, *, unexpired: bool = False, locked: Locked | None = None) -> Held:
     """Lock the execution row and the log's end for this token.
 
     Raises OwnershipLostError when the row is gone or another's, and with `unexpired` LeaseExpiredError, which is one
     too, when the lease has run out.
+    `locked` is what this transaction has locked already.
     """
     try:
-        locked = await lock(conn, token)
+        locked = locked or await lock(conn, token)
     except NotFoundError:
         raise OwnershipLostError(f"session {token.session_id} of execution {token.execution_id} is gone") from None
     held = locked.held

@@ -19,7 +19,7 @@ from fencepost.domain.ownership import Stage, Token, continues
 from fencepost.store import continuation, inbox, ledger, ownership, tables
 from fencepost.store.event_log import Entry
 from fencepost.store.leftovers import Row, close_books, close_open_parts, newest_assistant
-from fencepost.store.ownership import Held, Lease
+from fencepost.store.ownership import Held, Lease, Locked
 from fencepost.store.statement import Statement
 
 _live, _calls = tables.live_part, tables.tool_call
@@ -54,12 +54,15 @@ class Prepared:
     continued: bool
 
 
-async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: bool, lease: Lease) -> Prepared:
+async def prepare(
+    conn: AsyncConnection, token: Token, step: int, *, queued: bool, lease: Lease, locked: Locked | None = None
+) -> Prepared:
     """Begin a step: fail tools that an earlier hand left open, promote input, promote a pending continuation.
 
-    Raises OwnershipLostError. A repeated call gives the recorded result and writes nothing.
+    Raises OwnershipLostError. A repeated call gives the recorded result and writes nothing. `locked` is what this
+    transaction has locked already.
     """
-    held, done = await _hold(conn, token, step, "prepared")
+    held, done = await _hold(conn, token, step, "prepared", locked)
     if done.passed(step, "prepared"):
         return Prepared(**done.results.get("prepared", {"assistant_message_id": "", "promoted": 0, "continued": False}))
     assert held is not None, "without a row the stage has passed"
@@ -91,11 +94,13 @@ async def prepare(conn: AsyncConnection, token: Token, step: int, *, queued: boo
     return result
 
 
-async def _hold(conn: AsyncConnection, token: Token, step: int, stage: Stage) -> tuple[Held | None, ledger.Ledger]:
+async def _hold(
+    conn: AsyncConnection, token: Token, step: int, stage: Stage, locked: Locked | None
+) -> tuple[Held | None, ledger.Ledger]:
     """Hold the token and give its ledger; without a row, that of an execution which its own run gave back
     after this stage."""
     try:
-        held = await ownership.hold(conn, token)
+        held = await ownership.hold(conn, token, locked=locked)
     except OwnershipLostError:
         done = await ledger.given_back(conn, token)
         if done is None or not done.passed(step, stage):
@@ -284,13 +289,15 @@ class Settlement:
     """Given when the cause may pass: a continuation is recorded, unless the turn has had this many."""
 
 
-async def settle(conn: AsyncConnection, token: Token, step: int, settlement: Settlement, lease: Lease) -> bool:
+async def settle(
+    conn: AsyncConnection, token: Token, step: int, settlement: Settlement, lease: Lease, locked: Locked | None = None
+) -> bool:
     """Settle the step with exactly one terminal event, after failing whatever of it is still open.
 
     Gives whether the turn goes on by a continuation, recorded here. A repeated call gives the same answer and writes
-    nothing. Raises OwnershipLostError.
+    nothing. Raises OwnershipLostError. `locked` is what this transaction has locked already.
     """
-    held, done = await _hold(conn, token, step, "settled")
+    held, done = await _hold(conn, token, step, "settled", locked)
     if done.passed(step, "settled"):
         return bool(done.results.get("continued"))
     assert held is not None, "without a row the stage has passed"
