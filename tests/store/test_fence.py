@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from fencepost.domain import events
 from fencepost.domain.errors import OwnershipLostError
-from fencepost.store import ownership, steps
+from fencepost.store import ownership, steps, tables
 from tests.store.kit import LEASE, USER_STOP, StoreKit, Work, token_of
 
 Door: TypeAlias = tuple[Callable[[StoreKit, str], Awaitable[Work]], Callable[[Work], Awaitable[Any]]]
@@ -91,6 +91,26 @@ async def test_a_stale_token_writes_nothing(store: StoreKit, session_id: str, do
     with pytest.raises(OwnershipLostError):
         await act(work)
     assert await store.everything(session_id) == before
+
+
+@pytest.mark.conformance("REC-24")
+@pytest.mark.parametrize("door", DOORS)
+async def test_an_owner_that_was_paused_past_a_takeover_writes_nothing(
+    store: StoreKit, session_id: str, door: str
+) -> None:
+    """Its lease has run out, what it left is reconciled, and another run goes on, when it wakes up."""
+    prepare, act = DOORS[door]
+    work = await prepare(store, session_id)
+    await store.expire(session_id)
+    successor = token_of(session_id, "run-2")
+    assert (await store.claim(successor, owner_run="closed", force=True)).held
+    await store.prepare(successor)
+    before = await store.everything(session_id)
+
+    with pytest.raises(OwnershipLostError):
+        await act(work)
+    assert await store.everything(session_id) == before
+    assert (await store.row(tables.session_execution, session_id))["owner_id"] == "run-2"
 
 
 @pytest.mark.parametrize("door", DOORS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import text as sql
 
 from fencepost.domain import events
 from fencepost.domain import messages as m
@@ -12,7 +13,8 @@ from fencepost.domain.errors import LifecycleConflictError
 from fencepost.domain.ids import fresh_id
 from fencepost.domain.inbox import Location, Prompt
 from fencepost.domain.models import ModelRef
-from fencepost.store import leftovers, readers, tables
+from fencepost.store import event_log, leftovers, readers, tables
+from fencepost.store.event_log import Entry
 from fencepost.store.live import Announcer, Notice
 from tests.store.kit import MODEL, StoreKit
 
@@ -325,6 +327,20 @@ async def test_a_promotion_that_does_not_fit_its_admission_is_refused(store: Sto
     await store.append(session_id, events.Prompted(**fitting))
     with pytest.raises(LifecycleConflictError, match="promoted at 2 already"):
         await store.append(session_id, events.Prompted(**fitting))
+
+
+@pytest.mark.conformance("PRJ-01")
+async def test_a_move_is_projected_in_a_database_without_the_table_of_epochs(store: StoreKit, session_id: str) -> None:
+    """That table is for a time only; a log from before or after it projects the same."""
+    moved = events.Moved(timestamp=7, session_id=session_id, location=Location(directory="/there"))
+    async with store.database.engine.connect() as conn:
+        await conn.execute(sql("BEGIN"))
+        await conn.execute(sql("DROP TABLE session_context_epoch"))
+        head = await event_log.lock(conn, session_id)
+        await event_log.append(conn, head, [Entry(fresh_id("evt"), moved)])
+        [row] = (await conn.execute(tables.session.select().where(tables.session.c.id == session_id))).all()
+        await conn.execute(sql("ROLLBACK"))
+    assert (row.directory, row.time_updated) == ("/there", 7)
 
 
 async def test_a_move_changes_the_location_and_makes_no_message(store: StoreKit, session_id: str) -> None:
