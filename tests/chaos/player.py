@@ -64,13 +64,14 @@ class Player:
                         await asyncio.sleep(_AGAIN)
 
     async def rest(self) -> None:
-        """Wait until nothing is left to do, waking the session where a wake was lost or a run was ended."""
+        """Wait until nothing is left to do: recovery sees to lost wakes and lost runs by itself, what a user stopped
+        goes on with the next call."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_REST_SECONDS):
                 while not self.rested:
-                    if await self._is_open():
+                    if await self._is_open() or await self._until_done(self._goes_on):
                         await asyncio.sleep(_AGAIN)
-                    elif await self._until_done(self._has_work):
+                    elif await self._until_done(self._has_input):
                         await self._until_done(self._wake)
                     else:
                         self.rested = True
@@ -186,18 +187,17 @@ class Player:
         except RPCError as error:
             return error.status != RPCStatusCode.NOT_FOUND
 
-    async def _has_work(self) -> bool:
-        execution, recovery = tables.session_execution, tables.session_recovery
+    async def _goes_on(self) -> bool:
+        """Say whether somebody has to go on with the session without being asked again."""
+        execution = tables.session_execution
         async with self._arena.client._database.read() as conn:
             mine = select(execution.c.id).where(execution.c.session_id == self.session_id)
-            owed = select(recovery.c.execution_id).where(
-                recovery.c.session_id == self.session_id, recovery.c.phase == "pending"
-            )
-            return bool(
-                (await conn.execute(mine)).first()
-                or (await conn.execute(owed)).first()
-                or await inbox.pending(conn, self.session_id)
-            )
+            claimed = (await conn.execute(mine)).first() is not None
+            return claimed or await inbox.has_pending(conn, self.session_id, waking_only=True)
+
+    async def _has_input(self) -> bool:
+        async with self._arena.client._database.read() as conn:
+            return bool(await inbox.pending(conn, self.session_id))
 
     async def _wake(self) -> None:
         await self._arena.client.temporal.start_workflow(
