@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, StringConstraints
+from pydantic import StringConstraints
 
 from fencepost.domain.wire import WireModel
 
 Delivery: TypeAlias = Literal["steer", "queue"]
 MessageId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^msg_[A-Za-z0-9_-]{1,59}$")]
-SessionId: TypeAlias = Annotated[str, StringConstraints(pattern=r"^ses[A-Za-z0-9_-]{1,60}$")]
 
 
 class Span(WireModel):
@@ -60,4 +59,3 @@ class Location(WireModel):
 
 
 JsonObject: TypeAlias = dict[str, Any]
-Seq: TypeAlias = Annotated[int, Field(ge=-1)]

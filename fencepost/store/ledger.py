@@ -60,14 +60,6 @@ def ledger_of(row: Any) -> Ledger:
     return Ledger(row.execution_id, row.step, row.stage, row.attempt, row.continuations, row.result or {})
 
 
-async def require(conn: AsyncConnection, token: Token) -> Ledger:
-    """Give the ledger of the held token. Raises OwnershipLostError when the execution was never recorded."""
-    ledger = await find(conn, token.execution_id)
-    if ledger is None:
-        raise OwnershipLostError(f"execution {token.execution_id} of {token.session_id} has no ledger")
-    return ledger
-
-
 async def given_back(conn: AsyncConnection, token: Token) -> Ledger | None:
     """Give the ledger of an execution that its own run has released, None otherwise.
 

@@ -130,7 +130,8 @@ async def test_rows_beside_the_log_change_in_the_transaction_of_their_event(stor
         await conn.execute(text("BEGIN"))
         # The settlement, held just before its commit.
         held = await ownership.hold(conn, work.token)
-        done = await ledger.require(conn, work.token)
+        done = await ledger.find(conn, work.token.execution_id)
+        assert done is not None
         ended = Entry(fresh_id("evt"), work.ended().terminal)  # type: ignore[arg-type]
         await ownership.append(conn, held, [ended], LEASE)
         await ledger.move(conn, done, 1, "settled", held.head.now)
@@ -180,7 +181,8 @@ async def test_a_ledger_that_was_moved_by_another_hand_undoes_event_and_projecti
 
     async def work_with_an_old_book(conn: AsyncConnection) -> None:
         held = await ownership.hold(conn, work.token)
-        done = await ledger.require(conn, work.token)
+        done = await ledger.find(conn, work.token.execution_id)
+        assert done is not None
         done.stage = "prepared"
         ended = Entry(fresh_id("evt"), work.ended().terminal)  # type: ignore[arg-type]
         await ownership.append(conn, held, [ended], LEASE)
