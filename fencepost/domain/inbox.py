@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import StringConstraints
 
@@ -56,6 +56,3 @@ class Location(WireModel):
 
     directory: str
     workspace_id: str | None = None
-
-
-JsonObject: TypeAlias = dict[str, Any]
