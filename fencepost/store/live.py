@@ -36,8 +36,6 @@ _NOTIFY = Statement(
     )
 )
 
-_GATHER_SECONDS = 0.002
-
 _log = get_logger("fencepost.live")
 
 
@@ -137,8 +135,6 @@ class Announcer:
     async def _run(self) -> None:
         while True:
             await self._more.wait()
-            # Whoever announced something goes on first; what comes meanwhile shares the statement.
-            await asyncio.sleep(_GATHER_SECONDS)
             self._more.clear()
             try:
                 await self._send()
