@@ -29,6 +29,7 @@ def turn_activities(services: Services) -> list[Callable[..., Any]]:
         ProviderActivities(services).stream_provider,
         StepActivities(services, models).settle_step,
         RecoveryActivities(services).recover_sessions,
+        ToolActivities(services).refuse_tool,
         *tool_activities(services),
     ]
 

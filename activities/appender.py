@@ -42,6 +42,7 @@ class StreamAppender:
         self._waiting: list[_Waiting] = []
         self._parts: Callable[[], Iterable[LivePart]] | None = None
         self._ordinal = 0
+        self._kept = False
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.seq = -1
@@ -97,13 +98,17 @@ class StreamAppender:
         producer = Producer(given.step, given.attempt, "stream")
 
         async def work(conn: AsyncConnection) -> list[int]:
-            seqs = await steps.publish(conn, given.token, producer, self._ordinal, batch, lease) if batch else []
+            seqs = []
+            if batch:
+                seqs = await steps.publish(conn, given.token, producer, self._ordinal, batch, lease, kept=self._kept)
             for part in parts:
                 await steps.keep_live(conn, given.token, part)
             return seqs
 
+        # What is kept of a part has its durable beginning, so no earlier attempt of this step has kept anything.
         seqs = await self._services.database.transact(work)
         self._ordinal += len(batch)
+        self._kept = self._kept or bool(parts)
         self._proved()
         if seqs:
             self.seq = seqs[-1]

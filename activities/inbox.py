@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -19,53 +20,81 @@ from fencepost.domain.contracts import (
     PromptInput,
     SessionInput,
 )
-from fencepost.domain.errors import ClaimRefusedError, DirectoryError, InvalidInputError, OwnershipLostError
+from fencepost.domain.errors import (
+    ClaimRefusedError,
+    DirectoryError,
+    InvalidInputError,
+    NotFoundError,
+    OwnershipLostError,
+)
 from fencepost.domain.inbox import Location, Receipt
 from fencepost.services import Services
-from fencepost.store import event_log, inbox, interrupts, sessions
+from fencepost.store import claims, event_log, inbox, interrupts, ownership, sessions
+from fencepost.store.claims import AskAgainError, Claimed, Wanted
+from fencepost.store.event_log import Head
 from fencepost.store.live import Notice
+from fencepost.store.ownership import Locked
 from fencepost.store.sessions import NewSession
 
 
 class InboxActivities:
     """Local activities of the inbox."""
 
-    def __init__(self, services: Services, ownership: OwnershipActivities) -> None:
+    def __init__(self, services: Services, ownership_: OwnershipActivities) -> None:
         self._services = services
-        self._ownership = ownership
+        self._ownership = ownership_
 
     @activity.defn(name=contracts.ADMIT_START)
     @guarded
     async def admit_start(self, given: AdmitStart) -> AdmitStartResult:
         """Create the session unless it exists, admit the prompt of the start input, and claim the session if asked.
 
-        The claim is a transaction of its own, so that an admission outlives a claim that is refused.
+        An admission outlives a claim that is refused.
         """
         prompt = given.start.prompt
         if prompt is not None:
             self._check_size(prompt)
+        wanted = self._ownership.wanted(given.claim) if given.claim is not None else None
 
-        async def work(conn: AsyncConnection) -> None:
-            await self._create(conn, given.session_id, given.start.session or SessionInput())
+        async def work(conn: AsyncConnection) -> Claimed | None:
+            locked = await self._locked(conn, given, wanted)
             if prompt is not None:
-                await self._admit(conn, given.session_id, given.input_id, prompt)
+                await self._admit(conn, given.session_id, given.input_id, prompt, locked.head if locked else None)
+            if wanted is None:
+                return None
+            with suppress(AskAgainError, ClaimRefusedError, OwnershipLostError):
+                return await claims.claim(conn, wanted, None, self._services.lease, locked)
+            return None
 
-        await self._services.database.transact(work)
+        claimed = await self._services.database.transact(work)
         self._services.announcer.send(given.session_id, Notice.look())
-        if given.claim is None:
+        if given.claim is None or wanted is None:
             return AdmitStartResult()
+        if claimed is not None:
+            return AdmitStartResult(claim=self._ownership.answer(wanted, claimed))
         try:
             return AdmitStartResult(claim=await self._ownership.claim(given.claim))
         except (ClaimRefusedError, OwnershipLostError):
             return AdmitStartResult()  # the workflow knows what to do about it
 
-    async def _create(self, conn: AsyncConnection, session_id: str, wanted: SessionInput) -> None:
-        if await event_log.latest(conn, session_id) >= 0:
-            return
+    async def _locked(self, conn: AsyncConnection, given: AdmitStart, wanted: Wanted | None) -> Locked | None:
+        """Create the session unless it exists; for a claim, lock what it needs, before the admission locks the log."""
+        if wanted is None:
+            if await event_log.latest(conn, given.session_id) < 0:
+                await self._create(conn, given)
+            return None
+        try:
+            return await ownership.lock(conn, wanted.token)
+        except NotFoundError:
+            await self._create(conn, given)
+            return await ownership.lock(conn, wanted.token)
+
+    async def _create(self, conn: AsyncConnection, given: AdmitStart) -> None:
+        asked = given.start.session or SessionInput()
         new = NewSession(
-            location=self._location(wanted.location), agent=wanted.agent, model=wanted.model, title=wanted.title
+            location=self._location(asked.location), agent=asked.agent, model=asked.model, title=asked.title
         )
-        await sessions.create(conn, session_id, new)
+        await sessions.create(conn, given.session_id, new)
 
     def _location(self, wanted: Location | None) -> Location:
         workspace = self._services.settings.workspace
@@ -103,9 +132,11 @@ class InboxActivities:
             place = await interrupts.place(conn, given.session_id, given.interrupt_id, run_id)
         return PlacedInterrupt(head=place.head, recorded=place.recorded)
 
-    async def _admit(self, conn: AsyncConnection, session_id: str, input_id: str, prompt: PromptInput) -> Receipt:
+    async def _admit(
+        self, conn: AsyncConnection, session_id: str, input_id: str, prompt: PromptInput, head: Head | None = None
+    ) -> Receipt:
         admission = await inbox.admit(
-            conn, session_id, input_id, prompt.prompt(), prompt.delivery, resume=prompt.resume
+            conn, session_id, input_id, prompt.prompt(), prompt.delivery, resume=prompt.resume, head=head
         )
         return admission.receipt
 

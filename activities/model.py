@@ -13,7 +13,7 @@ from activities.guard import guarded, own_run
 from fencepost.config import Settings
 from fencepost.domain import contracts
 from fencepost.domain.contracts import Plan, Resolved, ResolveInput
-from fencepost.domain.errors import AgentNotFoundError, FencepostError
+from fencepost.domain.errors import AgentNotFoundError, ContextError, FencepostError
 from fencepost.domain.models import ModelRef
 from fencepost.services import Services
 from fencepost.store import sessions, steps
@@ -34,7 +34,7 @@ def chosen(settings: Settings, session: Session) -> tuple[str, ModelRef]:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A prepared step, and the session if there is something to answer."""
+    """A prepared step, and the session if there is something to answer and it can be answered."""
 
     prepared: Prepared
     session: Session | None
@@ -52,25 +52,43 @@ class ModelActivities:
         """Fail interrupted tools and promote input; then, if there is something to answer, resolve agent, model and
         tools. They are sampled once, in the same transaction: a switch meanwhile is for the next step."""
         own_run(given.token)
-        begun = await self._services.database.transact(lambda conn: self.prepare(conn, given))
+        transact = self._services.database.transact
+        try:
+            begun = await transact(lambda conn: self.prepare(conn, given))
+        except ContextError as error:
+            # Nothing of the step has stayed. It begins without its context, and can only be settled as failed.
+            refused = error.message
+            begun = await transact(lambda conn: self.prepare(conn, given, refused=refused))
         return self.resolved(given, begun)
 
-    async def prepare(self, conn: AsyncConnection, given: ResolveInput, locked: Locked | None = None) -> Begun:
+    async def prepare(
+        self, conn: AsyncConnection, given: ResolveInput, locked: Locked | None = None, refused: str | None = None
+    ) -> Begun:
         """Prepare the step, in the caller's transaction. Raises what `steps.prepare` raises."""
         token = given.token
         remember("step", token.execution_id, given.step, value=asyncio.get_running_loop().time())
         prepared = await steps.prepare(
-            conn, token, given.step, queued=given.queued, lease=self._services.lease, locked=locked
+            conn,
+            token,
+            given.step,
+            queued=given.queued,
+            lease=self._services.lease,
+            required=given.required,
+            refused=refused,
+            locked=locked,
         )
-        due = given.required or prepared.promoted or prepared.continued
-        return Begun(prepared, await sessions.get(conn, token.session_id) if due else None)
+        due = prepared.refused is None and (given.required or prepared.promoted or prepared.continued)
+        session = prepared.session
+        if due and session is None:  # prepared before, by a twin
+            session = await sessions.get(conn, token.session_id)
+        return Begun(prepared, session)
 
     def resolved(self, given: ResolveInput, begun: Begun) -> Resolved:
         """Resolve what the prepared step runs with, once that is committed."""
         prepared, session = begun.prepared, begun.session
         if prepared.promoted or prepared.continued:
             self._services.announcer.send(given.token.session_id, Notice.look())
-        plan, error = None, None
+        plan, error = None, prepared.refused
         if session is not None:
             try:
                 plan = self._plan(session, 1 if prepared.promoted else given.agent_step + 1)

@@ -53,7 +53,11 @@ class OwnershipActivities:
 
     async def claim(self, given: ClaimInput) -> ClaimResult:
         """Claim the session. Raises ClaimRefusedError, OwnershipLostError and UnavailableError."""
-        services, limits = self._services, self._services.settings.limits
+        wanted = self.wanted(given)
+        return self.answer(wanted, *await self._claim(wanted))
+
+    def wanted(self, given: ClaimInput) -> Wanted:
+        """Give what a claim by the run of this activity asks for."""
         run_id = activity.info().workflow_run_id or ""
         token = Token(
             session_id=given.session_id,
@@ -61,18 +65,25 @@ class OwnershipActivities:
             owner_id=run_id,
         )
         concern(execution=token.execution_id)
-        wanted = Wanted(token, force=given.force, reason=given.reason, max_continuations=limits.max_continuations)
-        claimed = await self._claim(wanted)
+        limits = self._services.settings.limits
+        return Wanted(token, force=given.force, reason=given.reason, max_continuations=limits.max_continuations)
+
+    def answer(self, wanted: Wanted, claimed: Claimed, seen: Seen | None = None) -> ClaimResult:
+        """Log what the committed claim came to, and give it to the workflow."""
+        _tell(wanted, seen, claimed)
+        services, limits = self._services, self._services.settings.limits
         settings = contracts.Settings(
             heartbeat_timeout=limits.heartbeat_timeout_seconds,
             provider_timeout=limits.provider_timeout_seconds,
             tool_timeout=limits.tool_timeout_seconds,
             max_provider_attempts=limits.max_provider_attempts,
             search_attributes=services.search_attributes,
+            workspace_wait=limits.workspace_wait_seconds,
+            workspace_absent=limits.workspace_absent,
         )
-        return ClaimResult(token=token if claimed.held else None, exhausted=claimed.exhausted, settings=settings)
+        return ClaimResult(token=wanted.token if claimed.held else None, exhausted=claimed.exhausted, settings=settings)
 
-    async def _claim(self, wanted: Wanted) -> Claimed:
+    async def _claim(self, wanted: Wanted) -> tuple[Claimed, Seen | None]:
         """Claim; of another owner ask Temporal first, outside any transaction, and claim if it is still that one."""
         services, session_id = self._services, wanted.token.session_id
         seen = None
@@ -88,8 +99,7 @@ class OwnershipActivities:
                 if owner is not None and owner.owner_id != wanted.token.owner_id:
                     seen = Seen(owner, await state_of_run(services.temporal, session_id, owner.owner_id))
                 continue
-            _tell(wanted, seen, claimed)
-            return claimed
+            return claimed, seen
         raise ClaimRefusedError(f"session {session_id} changes hands too fast to be claimed")
 
     @activity.defn(name=contracts.RELEASE_SESSION)
@@ -98,7 +108,7 @@ class OwnershipActivities:
         """Give the session back if there is nothing to run."""
         token = own_run(given.token)
         state = await self._services.database.transact(
-            lambda conn: claims.release(conn, token, interrupted=given.interrupted)
+            lambda conn: claims.release(conn, token, given.step, interrupted=given.interrupted)
         )
         outcome = "interrupted" if given.interrupted else recall("ended", token.execution_id)
         tell_release(str(outcome or "done"), state)

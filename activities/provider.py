@@ -95,15 +95,15 @@ class _Attempt:
         provider, config = services.catalog.resolve(plan.model)
         key = catalog.api_key(plan.model.provider_id, provider, services.environ)
         async with services.database.read() as conn:
-            messages = await readers.history(conn, self._given.token.session_id)
+            sent = await readers.sent(conn, self._given.token.session_id)
         agent = services.settings.agents.get(plan.agent)
-        system = (agent.system.strip(),) if agent is not None and agent.system.strip() else ()
+        own = agent.system.strip() if agent is not None else ""
         request = ModelRequest(
             model=plan.model,
             provider=provider,
             config=config,
-            messages=to_model_messages(messages, plan.model),
-            system=system,
+            messages=to_model_messages(sent.messages, plan.model),
+            system=tuple(text for text in (own, sent.baseline) if text),
             tools=services.registry.definitions(services.rules(agent), plan.tools),
             cache_key=self._given.token.session_id,
         )

@@ -11,7 +11,8 @@ from activities.guard import guarded, own_run
 from activities.model import Begun, ModelActivities, chosen
 from activities.ownership import tell_release
 from fencepost.domain import contracts
-from fencepost.domain.contracts import ReleaseState, SettleInput, SettleResult
+from fencepost.domain.contracts import ReleaseState, ResolveInput, SettleInput, SettleResult
+from fencepost.domain.errors import ContextError
 from fencepost.domain.events import StepEnded, StepFailed, StepStarted
 from fencepost.domain.messages import MessageError
 from fencepost.domain.projection import UNSETTLED
@@ -58,16 +59,23 @@ class StepActivities:
         """
         token, lease = own_run(given.token), self._services.lease
 
-        async def work(conn: AsyncConnection) -> tuple[bool, ReleaseState | None, Begun | None]:
+        async def work(
+            conn: AsyncConnection, following: ResolveInput | None = given.next
+        ) -> tuple[bool, ReleaseState | None, Begun | None]:
             settlement = await self._settlement(conn, given)
             locked = await ownership.lock(conn, token)
             if await steps.settle(conn, token, given.step, settlement, lease, locked=locked):
                 return True, None, None
             if given.release:
-                return False, await claims.release(conn, token, interrupted=False, locked=locked), None
-            return False, None, await self._models.prepare(conn, given.next, locked) if given.next else None
+                return False, await claims.release(conn, token, given.step, interrupted=False, locked=locked), None
+            return False, None, await self._models.prepare(conn, following, locked) if following else None
 
-        continued, released, begun = await self._services.database.transact(work)
+        transact = self._services.database.transact
+        try:
+            continued, released, begun = await transact(work)
+        except ContextError:
+            # The next step cannot have its context. This one is settled all the same, and that one fails by itself.
+            continued, released, begun = await transact(lambda conn: work(conn, None))
         status = _tell(given, continued=continued)
         if released is not None:
             tell_release(status, released)

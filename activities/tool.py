@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 
 from temporalio import activity
+from temporalio.service import RPCError
 
 from activities.guard import guarded, kept, own_run
 from fencepost.domain import contracts
-from fencepost.domain.contracts import ToolInput, ToolOutcome
+from fencepost.domain.contracts import RefuseTool, ToolBegun, ToolInput, ToolOutcome
 from fencepost.domain.events import ToolFailed, ToolProviderInfo, ToolSuccess
 from fencepost.domain.messages import MessageError
 from fencepost.domain.ownership import Token
@@ -19,6 +21,8 @@ from fencepost.store.live import Notice
 from fencepost.store.tool_calls import PlannedCall
 from fencepost.telemetry import get_logger, since
 from fencepost.tools.registry import ToolContext
+
+_TELLING = timedelta(seconds=2)
 
 _log = get_logger("fencepost.tool")
 
@@ -42,6 +46,8 @@ class ToolActivities:
             )
             keeper.renewed()
             await self._still_held(token, asked)
+            if given.waited:
+                await self._tell_begun(given)
             began, fault = asyncio.get_running_loop().time(), None
             try:
                 outcome = self._success(given, await self._execute(given, planned))
@@ -75,6 +81,27 @@ class ToolActivities:
         if asyncio.get_running_loop().time() - asked > services.settings.limits.heartbeat_seconds:
             await services.database.transact(lambda conn: ownership.hold(conn, token, unexpired=True))
 
+    async def _tell_begun(self, given: ToolInput) -> None:
+        """Tell the own run that the call waits no longer. May be lost: its end says so too."""
+        info = activity.info()
+        assert info.workflow_id is not None
+        run = self._services.temporal.get_workflow_handle(info.workflow_id, run_id=info.workflow_run_id)
+        said = ToolBegun(execution_id=given.token.execution_id, call_id=given.call_id)
+        try:
+            await run.signal(contracts.SIGNAL_BEGUN, said, rpc_timeout=_TELLING)
+        except RPCError as error:
+            _log.debug("tool start not announced", error=str(error))
+
+    @activity.defn(name=contracts.REFUSE_TOOL)
+    @guarded
+    async def refuse_tool(self, given: RefuseTool) -> ToolOutcome:
+        """Settle a call as failed that no worker of its workspace has taken. Runs locally, on the turn's own queue."""
+        token, lease = own_run(given.token), self._services.lease
+        outcome = self._failure(given, given.error)
+        await self._services.database.transact(lambda conn: tool_calls.refuse(conn, token, outcome, lease))
+        self._services.announcer.send(token.session_id, Notice.look())
+        return ToolOutcome(ok=False)
+
     async def _execute(self, given: ToolInput, planned: PlannedCall) -> ToolOutput:
         services = self._services
         agent = services.settings.agents.get(planned.agent)
@@ -107,7 +134,7 @@ class ToolActivities:
             provider=ToolProviderInfo(executed=False),
         )
 
-    def _failure(self, given: ToolInput, message: str) -> ToolFailed:
+    def _failure(self, given: ToolInput | RefuseTool, message: str) -> ToolFailed:
         return ToolFailed(
             timestamp=0,
             session_id=given.token.session_id,

@@ -21,21 +21,24 @@ from temporalio.client import Client as TemporalClient
 
 from fencepost.config import Settings
 from fencepost.domain import contracts
+from fencepost.domain.attachments import is_large
 from fencepost.domain.contracts import InterruptInput, PromptInput, SessionInput, StartInput, Status, TurnResult
 from fencepost.domain.cursor import Order
 from fencepost.domain.errors import ClaimRefusedError, ConfigurationError, InvalidInputError
 from fencepost.domain.ids import check_session_id, fresh_id
-from fencepost.domain.inbox import AgentAttachment, Delivery, FileAttachment, Receipt
+from fencepost.domain.inbox import AgentAttachment, Delivery, FileAttachment, Location, Receipt
 from fencepost.domain.messages import Message
 from fencepost.domain.models import ModelRef
 from fencepost.domain.status import Activity
 from fencepost.domain.wire import misunderstood
+from fencepost.relocations import relocate
 from fencepost.runs import Runs
 from fencepost.services import connect_temporal, temporal_when_asked
 from fencepost.store import event_log, inbox, migrate, pages, readers, sessions, status, watching
 from fencepost.store.engine import Database
 from fencepost.store.event_log import StoredEvent
 from fencepost.store.live import Announcer, Listener, Notice
+from fencepost.store.moves import Move
 from fencepost.store.ownership import owner_of
 from fencepost.store.pages import History, Page
 from fencepost.store.readers import Delta
@@ -45,9 +48,6 @@ Result = TypeVar("Result")
 Service: TypeAlias = Literal["PostgreSQL", "Temporal"]
 Messages: TypeAlias = list[Message]
 Receipts: TypeAlias = list[Receipt]
-
-ATTACHMENT_BYTES = 20_000_000
-"""The largest prompt with its attachments, in bytes of JSON; its text has a limit of its own."""
 
 _PAGE = 200
 
@@ -121,6 +121,14 @@ class Client:
         """Let another model answer the session's next steps; the present one changes nothing, and no variant is the
         variant `default`. Raises NotFoundError; a worker refuses an unknown model."""
         return await self._write(session_id, lambda conn: sessions.switch_model(conn, session_id, model))
+
+    async def move(self, session_id: str, location: Location) -> Move:
+        """Let the session work elsewhere from now on; where it is already changes nothing, and files stay where they
+        are. A turn that runs is interrupted, and goes on at the new place. Raises NotFoundError, and InvalidInputError
+        for what cannot be a location."""
+        move = await relocate(self._database, self._runs, session_id, location, self.settings.task_queue)
+        self._announcer.send(session_id, Notice.look())
+        return move
 
     async def archive(self, session_id: str, *, archived: bool = True) -> Session:
         """Put a session away, or take it back; it can be used all the same. Raises NotFoundError."""
@@ -246,7 +254,7 @@ class Client:
         except ValidationError as error:
             raise misunderstood("prompt", error) from None
         at_once = session is None and (not resume or await self._is_at_work(session_id))
-        if self._is_large(given) or at_once:
+        if is_large(given, self.settings.limits.prompt_bytes) or at_once:
             return await self._admit_here(session_id, given, session)
         start = StartInput(session=session).to_wire()
         # Temporal answers an update id that it knows by itself, also after its run: each call wakes anew under one of
@@ -321,19 +329,6 @@ class Client:
             return False
         owner = await self._read(lambda conn: owner_of(conn, session_id))
         return owner is not None and not owner.expired and await self._runs.open_queue(session_id) is not None
-
-    def _is_large(self, given: PromptInput) -> bool:
-        """Say whether the prompt is too large for Temporal. Raises InvalidInputError when it is too large for us."""
-        limit, text = self.settings.limits.prompt_bytes, len(given.text.encode(errors="replace"))
-        if text > limit:
-            raise InvalidInputError(f"the prompt is {text} bytes, more than {limit}: attach a file instead")
-        whole = len(given.model_dump_json(by_alias=True).encode())
-        if whole > ATTACHMENT_BYTES:
-            raise InvalidInputError(
-                f"the prompt and its attachments are {whole} bytes, more than {ATTACHMENT_BYTES}: "
-                "put the files into the session's directory, and name them"
-            )
-        return whole > limit
 
     async def _admit_here(self, session_id: str, given: PromptInput, session: SessionInput | None) -> Receipt:
         """Admit without Temporal, which is told only that there is something to look at."""

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import platformdirs
@@ -58,6 +58,12 @@ class LimitsConfig(Configured):
     provider_timeout_seconds: float = Field(default=3600, gt=0, description="the longest model call")
     tool_timeout_seconds: float = Field(default=900, gt=0, description="the longest tool call")
     drain_grace_seconds: float = Field(default=10, ge=0, description="what a stopping worker leaves running work")
+    workspace_wait_seconds: float = Field(
+        default=30, gt=0, le=50, description="how long a tool call waits for its workspace's worker before that is told"
+    )
+    workspace_absent: Literal["wait", "fail"] = Field(
+        default="wait", description="what becomes of the call then: it goes on waiting, or it fails"
+    )
     live_seconds: float = Field(default=0.03, ge=0, description="how long streamed text gathers before it is shown")
     prompt_bytes: int = Field(default=1_000_000, ge=1, description="the largest prompt, in bytes of JSON")
 

@@ -101,9 +101,9 @@ class Scan:
         """Scan once. Raises UnavailableError when the database is away; without Temporal the scan ends early."""
         report = Report()
         kinds: tuple[Callable[[Report], Awaitable[None]], ...] = (
-            lambda report: self._each(report, recovery.abandoned, self._reconcile),
-            lambda report: self._each(report, recovery.recoveries, self._wake),
-            lambda report: self._each(report, recovery.lost_inputs, self._wake),
+            lambda report: self._each(report, recovery.abandoned, self.reconcile),
+            lambda report: self._each(report, recovery.recoveries, self.wake),
+            lambda report: self._each(report, recovery.lost_inputs, self.wake),
         )
         for kind in kinds:
             await kind(report)
@@ -127,7 +127,7 @@ class Scan:
             for each in found:
                 try:
                     outcome = await serve(each)
-                except _AwayError as error:
+                except AwayError as error:
                     report.cut_off = str(error)
                     return
                 if outcome.did != "passed":
@@ -138,10 +138,11 @@ class Scan:
             if not quarantined or left <= 0 or self.dry_run:
                 return
 
-    async def _reconcile(self, seen: Abandoned) -> Outcome:
+    async def reconcile(self, seen: Abandoned) -> Outcome:
+        """Reconcile one claim whose lease has run out. Raises AwayError, and UnavailableError of the database."""
         run = await self.runs.state(seen.session_id, seen.owner_id)
         if run == "unreachable":
-            raise _AwayError("Temporal does not say how the runs of sessions are doing: the scan is to be tried again")
+            raise AwayError("Temporal does not say how the runs of sessions are doing: the scan is to be tried again")
         try:
             return await self._transact(
                 lambda conn: recovery.reconcile(conn, seen, run, self.max_recoveries, self.lease)
@@ -156,13 +157,14 @@ class Scan:
                 lambda conn: recovery.quarantine(conn, seen, f"cannot be reconciled: {words}"[:500])
             )
 
-    async def _wake(self, wake: Wake) -> Outcome:
+    async def wake(self, wake: Wake) -> Outcome:
+        """Make one attempt at a wake, counted before it is made. Raises AwayError, and UnavailableError."""
         outcome = await self._transact(lambda conn: recovery.take(conn, wake))
         if outcome.did == "woken" and not self.dry_run:
             try:
                 await self.runs.redrive(wake.session_id, self.task_queue)
             except UnavailableError as error:
-                raise _AwayError(error.message) from error
+                raise AwayError(error.message) from error
         return outcome
 
     async def _transact(self, work: Callable[[AsyncConnection], Awaitable[Outcome]]) -> Outcome:
@@ -181,7 +183,7 @@ class Scan:
         say("session recovered", session=session_id, did=outcome.did)
 
 
-class _AwayError(Exception):
+class AwayError(Exception):
     """Temporal does not answer: the scan ends here, and the next one goes on."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ from temporalio.client import (
     WorkflowExecutionStatus,
     WorkflowFailureError,
     WorkflowHandle,
+    WorkflowHistoryEventFilterType,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
@@ -31,6 +34,13 @@ from fencepost.domain.errors import FencepostError, UnavailableError
 from fencepost.domain.ownership import OwnerRun
 
 Result = TypeVar("Result")
+
+REPAIR = "fencepost-repair"
+"""The reason with which a repair terminates a run that cannot progress. Such a run counts as lost; one that is
+terminated for any other reason was stopped by its user."""
+
+CANNOT_PROGRESS = 5
+"""The attempt at a workflow task from which on its run counts as one that cannot progress."""
 
 _AGAIN_SECONDS = 1.0
 _TRIES = 5
@@ -49,11 +59,25 @@ _AWAY = frozenset(
 )
 
 
-class Runs:
-    """The runs of sessions on one Temporal server; a run's workflow id is its session's id."""
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """A run as Temporal knows it. `attempt` is that of its pending workflow task, 0 without one: all attempts before it
+    have failed."""
 
-    def __init__(self, temporal: TemporalClient) -> None:
+    state: OwnerRun
+    run_id: str = ""
+    attempt: int = 0
+
+
+class Runs:
+    """The runs of sessions on one Temporal server; a run's workflow id is its session's id.
+
+    `attempts` is the attempt at a workflow task from which on its run cannot progress.
+    """
+
+    def __init__(self, temporal: TemporalClient, attempts: int = CANNOT_PROGRESS) -> None:
         self._temporal = temporal
+        self._attempts = attempts
 
     async def update(
         self,
@@ -88,7 +112,8 @@ class Runs:
                 if refused is not None:
                     raise refused from error
                 # The run ended before it came to the update. Either its own failure says why, or the next run does it.
-                await self.result(session_id)
+                with suppress(_RepairedError):
+                    await self._result(session_id)
         raise UnavailableError(f"{name}: runs of session {session_id} end before they answer: try again")
 
     async def wake(self, session_id: str, task_queue: str) -> None:
@@ -114,9 +139,61 @@ class Runs:
         except RPCError as error:
             raise UnavailableError(f"Temporal did not take a wake for session {session_id}: {error.message}") from error
 
+    async def relocated(self, session_id: str, task_queue: str, execution_id: str | None, *, owed: bool) -> None:
+        """Tell the session's run that it was moved, and which execution lost it with that; start one where none is open
+        if something is `owed`. Once: when that is lost, the run finds out by itself, and recovery starts one."""
+        with suppress(RPCError):
+            if execution_id is not None:
+                said = contracts.Relocation(execution_id=execution_id).to_wire()
+                try:
+                    await self._handle(session_id).signal(contracts.SIGNAL_MOVED, said, rpc_timeout=_ANSWER)
+                    return
+                except RPCError as error:
+                    if error.status != RPCStatusCode.NOT_FOUND:
+                        raise
+            if owed:
+                await self._wake(session_id, task_queue, _ANSWER)
+
     async def state(self, session_id: str, run_id: str) -> OwnerRun:
         """Say how a run is doing that owns a session, or owned it."""
         return await state_of_run(self._temporal, session_id, run_id)
+
+    async def look(self, session_id: str, run_id: str | None = None) -> RunFacts:
+        """Say what Temporal knows of a run, or of the session's newest one."""
+        return await facts_of_run(self._temporal, session_id, run_id)
+
+    async def failing(self, task_queue: str, limit: int) -> list[tuple[str, str]]:
+        """Give sessions and runs of a task queue whose workflow tasks fail, as far as the server lists them: newer ones
+        do so after five failures. Nothing when it does not, or does not answer."""
+        query = (
+            f"WorkflowType = '{contracts.SESSION_TURN}' AND TaskQueue = '{task_queue}' AND ExecutionStatus = 'Running' "
+            "AND TemporalReportedProblems IS NOT NULL"
+        )
+        try:
+            return [(run.id, run.run_id) async for run in self._temporal.list_workflows(query, limit=limit)]
+        except RPCError:
+            return []
+
+    async def answers(self, session_id: str, run_id: str) -> bool:
+        """Say whether an open run says what it does, which it can while it has a worker and no failing task."""
+        handle = self._temporal.get_workflow_handle(session_id, run_id=run_id)
+        try:
+            await handle.query(contracts.QUERY_STATUS, rpc_timeout=_ANSWER)
+        except (RPCError, WorkflowQueryFailedError):
+            return False
+        return True
+
+    async def end(self, session_id: str, run_id: str) -> None:
+        """Terminate a run that cannot progress, so that it counts as lost; nothing happens to one that has ended.
+
+        Raises UnavailableError when Temporal does not take it.
+        """
+        handle = self._temporal.get_workflow_handle(session_id, run_id=run_id)
+        try:
+            await handle.terminate(reason=REPAIR, rpc_timeout=_ANSWER)
+        except RPCError as error:
+            if error.status != RPCStatusCode.NOT_FOUND:
+                raise UnavailableError(f"Temporal did not end the run of {session_id}: {error.message}") from error
 
     async def signal(self, session_id: str, name: str, payload: Any) -> bool:
         """Signal the session's open run; False when there is none."""
@@ -132,8 +209,17 @@ class Runs:
     async def result(self, session_id: str) -> TurnResult | None:
         """Wait until the session's open run has ended, and give how; else how the last one ended, None without any.
 
-        Raises what a worker refused the run for.
+        Raises what a worker refused the run for. A turn whose run a repair has ended goes on in the next run.
         """
+        for _ in range(_TRIES):
+            try:
+                return await self._result(session_id)
+            except _RepairedError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+        again = "the run was ended by a repair, and the turn goes on in another one: ask again"
+        return TurnResult(session_id=session_id, outcome="interrupted", error=again)
+
+    async def _result(self, session_id: str) -> TurnResult | None:
         handle = self._handle(session_id)
         try:
             return await _through_outages(handle.result)
@@ -151,6 +237,10 @@ class Runs:
             described = await handle.describe(rpc_timeout=_ANSWER)
             if described.status != WorkflowExecutionStatus.RUNNING:
                 return Status(session_id=session_id, phase="idle")
+            attempt = described.raw_description.pending_workflow_task.attempt
+            if attempt >= self._attempts:
+                waits = f"its run cannot progress, its workflow task failed {attempt - 1} times: see fencepost doctor"
+                return Status(session_id=session_id, phase="waiting", waiting_for=f"{waits} --sessions {session_id}")
             status: Status = await handle.query(contracts.QUERY_STATUS, result_type=Status, rpc_timeout=_ANSWER)
         except RPCError as error:
             if error.status == RPCStatusCode.NOT_FOUND:
@@ -194,25 +284,43 @@ class Runs:
         return self._temporal.get_workflow_handle(session_id, result_type=TurnResult)
 
 
+class _RepairedError(Exception):
+    """The run was ended by a repair: another one goes on."""
+
+
 async def state_of_run(client: TemporalClient, session_id: str, run_id: str) -> OwnerRun:
     """Ask Temporal how the run that owns a session is doing."""
+    return (await facts_of_run(client, session_id, run_id)).state
+
+
+async def facts_of_run(client: TemporalClient, session_id: str, run_id: str | None) -> RunFacts:
+    """Ask Temporal about a run, or about the session's newest one."""
     try:
         described = await client.get_workflow_handle(session_id, run_id=run_id).describe(rpc_timeout=_ANSWER)
+        raw, status = described.raw_description, described.status
+        state: OwnerRun = "closed"
+        if raw.workflow_extended_info.reset_run_id:
+            state = "reset"
+        elif status == WorkflowExecutionStatus.RUNNING:
+            state = "open"
+        elif status == WorkflowExecutionStatus.CANCELED:
+            state = "cancelled"
+        elif status == WorkflowExecutionStatus.TERMINATED:
+            repaired = await _was_repaired(client.get_workflow_handle(session_id, run_id=described.run_id))
+            state = "closed" if repaired else "terminated"
     except RPCError as error:
         # An id that cannot be one of Temporal's is that of no run.
         unknown = error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT)
-        return "not-found" if unknown else "unreachable"
-    if described.raw_description.workflow_extended_info.reset_run_id:
-        return "reset"
-    match described.status:
-        case WorkflowExecutionStatus.RUNNING:
-            return "open"
-        case WorkflowExecutionStatus.TERMINATED:
-            return "terminated"
-        case WorkflowExecutionStatus.CANCELED:
-            return "cancelled"
-        case _:
-            return "closed"
+        return RunFacts("not-found" if unknown else "unreachable")
+    return RunFacts(state, described.run_id, raw.pending_workflow_task.attempt if state == "open" else 0)
+
+
+async def _was_repaired(handle: WorkflowHandle[Any, Any]) -> bool:
+    """Say whether a terminated run was ended by a repair; its last event tells."""
+    last = WorkflowHistoryEventFilterType.CLOSE_EVENT
+    async for event in handle.fetch_history_events(event_filter_type=last, rpc_timeout=_ANSWER):
+        return event.workflow_execution_terminated_event_attributes.reason == REPAIR
+    return False
 
 
 async def _through_outages(call: Callable[[], Awaitable[Result]]) -> Result:
@@ -255,5 +363,7 @@ def _ended(session_id: str, failure: WorkflowFailureError) -> TurnResult:
     if isinstance(cause, CancelledError):
         return TurnResult(session_id=session_id, outcome="interrupted", error="the workflow was cancelled")
     if isinstance(cause, TerminatedError):
+        if cause.message == REPAIR:
+            raise _RepairedError
         return TurnResult(session_id=session_id, outcome="interrupted", error="the workflow was terminated")
     return TurnResult(session_id=session_id, outcome="failed", error=str(cause) or str(failure))

@@ -240,7 +240,7 @@ async def hears_notifications(database: Database) -> bool:
             listening.terminate()
     except (asyncpg.InvalidSQLStatementNameError, asyncpg.DuplicatePreparedStatementError, TimeoutError):
         return False
-    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
         raise unavailable(database.url, error) from error
     return True
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RetryPolicy
-from temporalio.exceptions import ActivityError, ApplicationError, FailureError, is_cancelled_exception
+from temporalio.exceptions import ActivityError, ApplicationError, FailureError, TimeoutType, is_cancelled_exception
 from temporalio.exceptions import TimeoutError as ActivityTimeoutError
 
 with workflow.unsafe.imports_passed_through():
@@ -91,6 +91,12 @@ def is_expiry(error: BaseException) -> bool:
     return failure_type(error) == LeaseExpiredError.code
 
 
+def is_untaken(error: BaseException) -> bool:
+    """Say whether nothing was begun, since no worker took the activity in time."""
+    cause = error.cause if isinstance(error, ActivityError) else None
+    return isinstance(cause, ActivityTimeoutError) and cause.type == TimeoutType.SCHEDULE_TO_START
+
+
 def start_stream(given: StreamInput, settings: Settings) -> workflow.ActivityHandle[StreamResult]:
     """Start one provider request."""
     attempt = f", attempt {given.attempt}" if given.attempt > 1 else ""
@@ -104,8 +110,11 @@ def start_stream(given: StreamInput, settings: Settings) -> workflow.ActivityHan
     )
 
 
-def start_tool(given: ToolInput, call: CallRef, settings: Settings) -> workflow.ActivityHandle[ToolOutcome]:
-    """Start one tool call, on the queue of the workers that see the session's workspace."""
+def start_tool(
+    given: ToolInput, call: CallRef, settings: Settings, patience: float | None
+) -> workflow.ActivityHandle[ToolOutcome]:
+    """Start one tool call, on the queue of the workers that see the session's workspace; one of them has to take it
+    within `patience`, in seconds."""
     queue = workflow.info().task_queue
     workspace = given.plan.workspace_id
     return workflow.start_activity(
@@ -114,6 +123,7 @@ def start_tool(given: ToolInput, call: CallRef, settings: Settings) -> workflow.
         result_type=ToolOutcome,
         summary=call.summary,
         task_queue=contracts.workspace_queue(queue, workspace) if workspace else queue,
+        schedule_to_start_timeout=None if patience is None else timedelta(seconds=patience),
         start_to_close_timeout=timedelta(seconds=settings.tool_timeout),
         **_held(settings),
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from temporalio import workflow
 
 with workflow.unsafe.imports_passed_through():
     from fencepost.domain.contracts import Plan
     from fencepost.domain.messages import CacheTokens, Tokens
+
+
+Phase: TypeAlias = Literal["idle", "busy", "retrying", "waiting"]
 
 
 def added(left: Tokens, right: Tokens) -> Tokens:
@@ -27,7 +30,7 @@ class Progress:
     """What people see of a turn; lives as long as the run."""
 
     session_id: str
-    phase: Literal["idle", "busy", "retrying", "waiting"] = "idle"
+    phase: Phase = "idle"
     steps: int = 0
     step: int = 0
     attempt: int = 0
@@ -37,17 +40,36 @@ class Progress:
     tokens: Tokens = field(default_factory=lambda: added(Tokens(), Tokens()))
     cost: float = 0
     waiting_for: str | None = None
+    waits: dict[str, str] = field(default_factory=dict)
+    """By tool call: what each of those waits for that no worker has taken."""
     error: str | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """What the turn waits for, if it does."""
+        return self.waiting_for or next(iter(self.waits.values()), None)
+
+    @property
+    def state(self) -> Phase:
+        """The phase, in which a call that no worker has taken counts as waiting."""
+        return "waiting" if self.phase == "busy" and self.waits else self.phase
+
+    def wait_for_service(self, what: str | None) -> None:
+        """Show what a turn that runs waits for, or that it goes on."""
+        if what != self.waiting_for:
+            self.waiting_for = what
+            self.phase = "waiting" if what else "busy"
+            self.show()
 
     def show(self) -> None:
         """Put it where the Temporal UI shows it."""
-        lines = [f"**{self.phase}**, step {self.steps}" + (f", attempt {self.attempt}" if self.attempt > 1 else "")]
+        lines = [f"**{self.state}**, step {self.steps}" + (f", attempt {self.attempt}" if self.attempt > 1 else "")]
         if self.plan is not None:
             lines.append(f"- agent {self.plan.agent}, model {self.plan.model}")
         lines += [f"- running: {summary}" for summary in self.running.values()]
         lines.append(f"- tokens so far: {self.tokens.input} in, {self.tokens.output} out")
-        if self.waiting_for:
-            lines.append(f"- waiting: {self.waiting_for}")
+        if self.reason:
+            lines.append(f"- waiting: {self.reason}")
         if self.error:
             lines.append(f"- error: {self.error}")
         workflow.set_current_details("\n".join(lines))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from temporalio import workflow
 from temporalio.common import RawValue
@@ -21,13 +21,18 @@ with workflow.unsafe.imports_passed_through():
         AdmitStartResult,
         Announcement,
         PromptInput,
+        Relocation,
         StartInput,
         Status,
+        ToolBegun,
         TurnResult,
     )
     from fencepost.domain.errors import InvalidInputError
     from fencepost.domain.ids import derived_id, is_session_id
     from fencepost.domain.inbox import Receipt
+    from fencepost.domain.wire import WireModel
+
+Said = TypeVar("Said", bound=WireModel)
 
 
 @workflow.defn(name=contracts.SESSION_TURN)
@@ -89,6 +94,8 @@ class SessionTurn:
         """Look at the inbox."""
         self._others = True
         self._work.want()
+        if self._work.turn is not None:
+            self._work.turn.look()
 
     @workflow.signal(name=contracts.SIGNAL_INTERRUPT, description="Stop the running turn: {id?, reason?, after?}")
     def interrupt(self, *args: Any) -> None:
@@ -101,13 +108,25 @@ class SessionTurn:
     )
     def announce_tool_call(self, *args: Any) -> None:
         """Start a tool call eagerly."""
-        try:
-            said = read(Announcement, args)
-        except InvalidInputError as error:
-            self._mail.reject(contracts.SIGNAL_ANNOUNCE, error)
-            return
-        if self._work.turn is not None:
+        said = self._read_internal(contracts.SIGNAL_ANNOUNCE, Announcement, args)
+        if said is not None and self._work.turn is not None:
             self._work.turn.announce(said)
+
+    @workflow.signal(name=contracts.SIGNAL_BEGUN, description="Internal: a tool call that waited for a worker runs")
+    def announce_tool_start(self, *args: Any) -> None:
+        """Show that a tool call waits no longer."""
+        said = self._read_internal(contracts.SIGNAL_BEGUN, ToolBegun, args)
+        if said is not None and self._work.turn is not None:
+            self._work.turn.begun(said)
+
+    @workflow.signal(name=contracts.SIGNAL_MOVED, description="Internal: the session was moved, work goes on elsewhere")
+    def announce_move(self, *args: Any) -> None:
+        """Stop what was begun at the old place; the database refuses it already."""
+        said = self._read_internal(contracts.SIGNAL_MOVED, Relocation, args)
+        self._others = True
+        self._work.want()
+        if said is not None and self._work.turn is not None:
+            self._work.turn.leave(said)
 
     @workflow.signal(dynamic=True)
     def unknown(self, name: str, args: Sequence[RawValue]) -> None:
@@ -162,16 +181,23 @@ class SessionTurn:
         progress = self._work.progress
         return Status(
             session_id=self._session_id,
-            phase=progress.phase,
+            phase=progress.state,
             step=progress.steps,
             attempt=progress.attempt,
             agent=progress.plan.agent if progress.plan else None,
             model=str(progress.plan.model) if progress.plan else None,
-            tools=tuple(progress.running.values()),
+            tools=tuple(summary for call, summary in progress.running.items() if call not in progress.waits),
             tokens=progress.tokens,
-            waiting_for=progress.waiting_for,
+            waiting_for=progress.reason,
             rejected=tuple(self._mail.rejected),
         )
+
+    def _read_internal(self, signal: str, kind: type[Said], args: Sequence[object]) -> Said | None:
+        try:
+            return read(kind, args)
+        except InvalidInputError as error:
+            self._mail.reject(signal, error)
+            return None
 
     # Admission
 

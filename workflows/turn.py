@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from temporalio import workflow
 from temporalio.common import SearchAttributeKey
-from temporalio.exceptions import ApplicationError, FailureError
+from temporalio.exceptions import FailureError
 
 from workflows.calls import (
     database_step,
@@ -20,9 +20,9 @@ from workflows.calls import (
     is_expiry,
     is_ownership_loss,
     start_stream,
-    start_tool,
 )
 from workflows.mail import Stop
+from workflows.placement import RENEWALS, Placement
 from workflows.progress import Progress, added
 
 with workflow.unsafe.imports_passed_through():
@@ -32,15 +32,17 @@ with workflow.unsafe.imports_passed_through():
         CallRef,
         Plan,
         ReleaseState,
+        Relocation,
         Resolved,
         ResolveInput,
         SettleInput,
         SettleResult,
         StreamInput,
         StreamResult,
+        ToolBegun,
         ToolInput,
     )
-    from fencepost.domain.errors import OwnershipLostError, UnavailableError
+    from fencepost.domain.errors import UnavailableError
     from fencepost.domain.ownership import TakeoverReason, Token
     from fencepost.domain.wire import WireModel
 
@@ -49,16 +51,13 @@ Result = TypeVar("Result")
 # Failures after which the activity's hand may still move somewhere, or the database did not let it finish.
 _GONE = frozenset({"Timeout", "Cancelled", contracts.WORKER_SHUTDOWN, UnavailableError.code})
 
-# How often an activity that found the lease expired is started again.
-_RENEWALS = 3
-
 Ended: TypeAlias = Literal["yield", "failed", "interrupted", "take-over"]
 """`take-over` asks for a new execution id, under which the turn goes on if it has to."""
 
 
 class Turn:
-    """Runs steps under one token. Signals change it only by `stop` and `announce`. `renew` gives the token's lease its
-    whole length again."""
+    """Runs steps under one token. Signals change it only by the methods of their part. `renew` gives the token's lease
+    its whole length again."""
 
     def __init__(
         self,
@@ -74,16 +73,25 @@ class Turn:
         self._stop: Stop | None = None
         self._stop_settled = False
         self.reason: TakeoverReason = "lost"
-        self._step = 0
+        self.step = 0
         self._agent_step = 0
         self._message_id = ""
         self._settled = True
         self.released: ReleaseState | None = None
         self._begun: Resolved | None = None
         self._lost_one = False
+        self._left = False
+        self._looking: asyncio.Task[None] | None = None
         self._open: set[asyncio.Future[Any]] = set()
         self._tools: dict[str, asyncio.Task[None]] = {}
         self._plan: Plan | None = None
+        self._placement = Placement(
+            settings,
+            progress,
+            renew=renew,
+            wait_for=self._wait_for,
+            stopped=lambda: self._left or self.interrupted(),
+        )
 
     # Signals
 
@@ -111,9 +119,37 @@ class Turn:
 
     def announce(self, said: Announcement) -> None:
         """Start a tool call of the current step while its stream goes on; anything else is not for now."""
-        current = (said.execution_id, said.step) == (self.token.execution_id, self._step)
+        current = (said.execution_id, said.step) == (self.token.execution_id, self.step)
         if current and self._plan is not None and self._open and not self.interrupted():
             self._start_tool(said.call, self._plan)
+
+    def begun(self, said: ToolBegun) -> None:
+        """Show that a call which waited for a worker runs now."""
+        if said.execution_id == self.token.execution_id and self.progress.waits.pop(said.call_id, ""):
+            self.progress.show()
+
+    def leave(self, said: Relocation) -> None:
+        """Stop what runs: the session was moved, and what was begun for the old place owns nothing any more."""
+        if said.execution_id == self.token.execution_id:
+            self._leave()
+
+    def look(self) -> None:
+        """While a call waits for a worker that may never come, see whether the session is still held."""
+        if self.progress.waits and self._looking is None:
+            self._looking = asyncio.create_task(self._look())
+
+    async def _look(self) -> None:
+        try:
+            await self._renew()
+        except FailureError as error:
+            if is_ownership_loss(error):
+                self._leave()
+        self._looking = None
+
+    def _leave(self) -> None:
+        self._left = True
+        for handle in tuple(self._open):
+            handle.cancel()
 
     # Steps
 
@@ -125,7 +161,7 @@ class Turn:
             if self.interrupted():
                 return await self._interrupted()
             begun = await self._begin(queued=not going_on, required=going_on or force)
-            self._step += 1
+            self.step += 1
             self._settled = False
             self._message_id = begun.assistant_message_id
             if not (going_on or force or begun.promoted or begun.continued):
@@ -148,13 +184,13 @@ class Turn:
 
     def _next_step(self, *, queued: bool, required: bool) -> ResolveInput:
         return ResolveInput(
-            token=self.token, step=self._step + 1, queued=queued, required=required, agent_step=self._agent_step
+            token=self.token, step=self.step + 1, queued=queued, required=required, agent_step=self._agent_step
         )
 
     async def _run_step(self, begun: Resolved) -> Ended | Literal["continue"]:
         self._plan, self._tools = None, {}
         progress = self.progress
-        progress.phase, progress.step, progress.attempt, progress.error = "busy", self._step, 1, None
+        progress.phase, progress.step, progress.attempt, progress.error = "busy", self.step, 1, None
         plan = begun.plan
         if plan is None:
             return await self._settle_failed(begun.error or "there is no plan for this step")
@@ -168,12 +204,12 @@ class Turn:
         if result is None:
             await self._rest()
             return "take-over"
-        for call in result.calls:
+        for call in () if self._left else result.calls:
             self._start_tool(call, plan)
         await self._rest()
         if self.interrupted():
             return await self._interrupted()
-        if self._lost_one:
+        if self._lost_one or self._left:
             return "take-over"
         return await self._settle(plan, result)
 
@@ -182,11 +218,11 @@ class Turn:
         attempt, pause = 1, 0.0
         renewals = 0
         while True:
-            if self.interrupted():
+            if self.interrupted() or self._left:
                 return None
             given = StreamInput(
                 token=self.token,
-                step=self._step,
+                step=self.step,
                 attempt=attempt,
                 assistant_message_id=self._message_id,
                 plan=plan,
@@ -195,11 +231,13 @@ class Turn:
             try:
                 result = await self._wait_for(start_stream(given, self.settings))
             except FailureError as error:
-                if is_expiry(error) and renewals < _RENEWALS:
+                if is_expiry(error) and renewals < RENEWALS:
                     renewals += 1
                     await self._renew()
                     continue
                 if is_ownership_loss(error):
+                    self._leave()
+                    await self._rest()
                     raise
                 if failure_type(error) not in _GONE:
                     return StreamResult(ok=False, output=True, error=failure_message(error))
@@ -221,7 +259,7 @@ class Turn:
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
             await workflow.wait_condition(
-                self.interrupted, timeout=timedelta(seconds=seconds), timeout_summary="back-off"
+                lambda: self._left or self.interrupted(), timeout=timedelta(seconds=seconds), timeout_summary="back-off"
             )
 
     def _note_loss(self, error: FailureError) -> None:
@@ -245,11 +283,11 @@ class Turn:
             self._tools[call.id] = asyncio.create_task(self._run_tool(call, plan))
 
     async def _run_tool(self, call: CallRef, plan: Plan) -> None:
-        if self.interrupted():
+        if self.interrupted() or self._left:
             return
         given = ToolInput(
             token=self.token,
-            step=self._step,
+            step=self.step,
             assistant_message_id=self._message_id,
             call_id=call.id,
             plan=plan,
@@ -258,32 +296,18 @@ class Turn:
         self.progress.show()
         # No `finally` here: when Temporal evicts a run it closes its coroutines outside the workflow's event loop.
         try:
-            await self._execute(given, call)
+            await self._placement.execute(given, call)
         except FailureError as error:
             # Its outcome is unknown, and it is never started again: the settlement says that it was interrupted.
             if failure_type(error) != "Cancelled":
                 self._note_loss(error)
         self.progress.running.pop(call.id, None)
+        self.progress.waits.pop(call.id, None)
         self.progress.show()
-
-    async def _execute(self, given: ToolInput, call: CallRef) -> None:
-        for _ in range(_RENEWALS):
-            try:
-                await self._wait_for(start_tool(given, call, self.settings))
-            except FailureError as error:
-                if not is_expiry(error) or self.interrupted():
-                    raise
-                # It waited for a worker longer than a lease, and has not started.
-                await self._renew()
-                if self.interrupted():
-                    return
-            else:
-                return
-        raise ApplicationError("the lease runs out before the tool can start", type=OwnershipLostError.code)
 
     async def _rest(self) -> None:
         """Let every tool of the step come to its end: a new execution id would fence the healthy ones."""
-        while pending := [task for task in self._tools.values() if not task.done()]:
+        while pending := [task for task in (*self._tools.values(), self._looking) if task and not task.done()]:
             await workflow.wait(pending)
 
     # Settlement
@@ -293,7 +317,7 @@ class Turn:
             contracts.SETTLE_STEP,
             SettleInput(
                 token=self.token,
-                step=self._step,
+                step=self.step,
                 assistant_message_id=self._message_id,
                 plan=plan,
                 result=result,
@@ -324,7 +348,7 @@ class Turn:
             contracts.SETTLE_STEP,
             SettleInput(
                 token=self.token,
-                step=self._step,
+                step=self.step,
                 assistant_message_id=self._message_id,
                 error=error,
                 release=True,
@@ -340,12 +364,13 @@ class Turn:
         """Settle what the interrupt cut; between two steps the interruption belongs to the one that would be next."""
         assert self._stop is not None
         self._stop_settled = True
+        self.step += self._settled
         try:
             await self._database(
                 contracts.SETTLE_STEP,
                 SettleInput(
                     token=self.token,
-                    step=self._step + 1 if self._settled else self._step,
+                    step=self.step,
                     interrupt=self._stop.given,
                     interrupt_reason=self._stop.reason,
                 ),
@@ -355,16 +380,11 @@ class Turn:
         except FailureError:
             self._stop_settled = False
             raise
+        self._settled = True
         return "interrupted"
 
     async def _database(self, name: str, given: WireModel, result_type: type[Result], summary: str) -> Result:
-        return await database_step(name, given, result_type, summary=summary, waiting=self._waiting)
-
-    def _waiting(self, what: str | None) -> None:
-        if what != self.progress.waiting_for:
-            self.progress.waiting_for = what
-            self.progress.phase = "waiting" if what else "busy"
-            self.progress.show()
+        return await database_step(name, given, result_type, summary=summary, waiting=self.progress.wait_for_service)
 
     def _set_attributes(self, plan: Plan) -> None:
         """Only attributes that the server has: an unknown one would fail the workflow task for ever."""

@@ -219,7 +219,7 @@ class Work:
                 if ended == "take-over":
                     self._wanted = True
                     return turn.reason
-                released = turn.released or await self._release(token, interrupted=ended == "interrupted")
+                released = turn.released or await self._release(turn, interrupted=ended == "interrupted")
                 self._end_turn(_OUTCOMES[ended])
                 if released != "more":
                     # An interrupt that came during the release stops what the release did not see.
@@ -236,10 +236,10 @@ class Work:
         await self._continue_as_new()
         return "lost"
 
-    async def _release(self, token: Token, *, interrupted: bool) -> str:
+    async def _release(self, turn: Turn, *, interrupted: bool) -> str:
         released = await self._database(
             contracts.RELEASE_SESSION,
-            ReleaseInput(token=token, interrupted=interrupted),
+            ReleaseInput(token=turn.token, step=turn.step, interrupted=interrupted),
             ReleaseResult,
             "release session",
         )

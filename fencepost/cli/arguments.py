@@ -10,7 +10,7 @@ from pathlib import Path
 
 from typer.exceptions import TyperException
 
-from fencepost.domain.attachments import UNKNOWN, mime_of
+from fencepost.domain.attachments import ATTACHMENT_BYTES, UNKNOWN, mime_of
 from fencepost.domain.errors import DirectoryError, InvalidInputError
 from fencepost.domain.ids import is_message_id, is_session_id
 from fencepost.domain.inbox import FileAttachment
@@ -84,7 +84,7 @@ def text(given: str, most: int, usage: str) -> str:
     return found
 
 
-def directory(given: Path | None, *, exists: bool = True) -> str:
+def directory(given: Path | None, *, exists: bool = True, option: str = "--directory") -> str:
     """Give an absolute directory, the current one by default. Raises DirectoryError."""
     try:
         found = Path(given or Path.cwd()).expanduser().absolute()
@@ -92,11 +92,11 @@ def directory(given: Path | None, *, exists: bool = True) -> str:
     except FileNotFoundError:
         raise DirectoryError("the current directory does not exist any more: change to another one") from None
     except RuntimeError as error:  # ~somebody who is not there
-        raise DirectoryError(f"--directory: {error}") from None
+        raise DirectoryError(f"{option}: {error}") from None
     except UnicodeEncodeError:
         raise DirectoryError(f"the directory's name is not text in UTF-8: {str(given or '.')!a}: rename it") from None
     if exists and not found.is_dir():
-        raise DirectoryError(f"--directory: {found} is not a directory: create it first")
+        raise DirectoryError(f"{option}: {found} is not a directory: create it first")
     return str(found)
 
 
@@ -104,8 +104,6 @@ def attachments(paths: Sequence[Path]) -> tuple[FileAttachment, ...]:
     """Give the files as attachments that hold their content. Raises InvalidInputError."""
     if not paths:
         return ()
-    from fencepost.client import ATTACHMENT_BYTES  # noqa: PLC0415 - brings everything else with it
-
     most = ATTACHMENT_BYTES * 3 // 4  # what base64 makes of it has to fit
     found = []
     for path in paths:

@@ -147,6 +147,29 @@ def events(
 
 
 @sessions.command()
+def move(
+    context: typer.Context,
+    session: Session,
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="Where the session works from now on.")],
+    workspace: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--workspace", metavar="ID", help="Whose workers see that directory; without it: all workers."),
+    ] = None,
+    as_json: Json = False,
+    config: Config = None,
+    debug: Debug = False,
+) -> None:
+    """Let a session work elsewhere. A turn that runs is interrupted and goes on there; files stay where they are."""
+
+    def work(configured: Path | None) -> Work:
+        from fencepost.cli import moving as command  # noqa: PLC0415
+
+        return lambda _: command.move(session, directory, workspace, as_json=as_json, config=configured)
+
+    start(context, config, debug, work)
+
+
+@sessions.command()
 def archive(
     context: typer.Context,
     session: Session,

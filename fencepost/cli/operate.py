@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -11,7 +11,9 @@ from fencepost.cli.options import Config, Debug, Json, Work, help_alone, start
 
 _DOCTOR_CODES = (
     "Exit codes: 0 nothing is wrong (there may be warnings); 1 something is wrong; 3 a service, a worker or the "
-    "model's provider cannot be reached. It starts nothing, changes nothing and shows no key."
+    "model's provider cannot be reached. It starts nothing, changes nothing and shows no key. With --sessions: 1 "
+    "a session is stuck, and was not repaired; 3 PostgreSQL or Temporal cannot be reached. What changes something is "
+    "--repair."
 )
 _RECOVER_CODES = "Exit codes: 0 the scan is through; 3 a service cannot be reached, or went away on the way."
 
@@ -41,10 +43,44 @@ def local_root(context: typer.Context) -> None:
     help_alone(context)
 
 
-def doctor(context: typer.Context, as_json: Json = False, config: Config = None, debug: Debug = False) -> None:
+def doctor(
+    context: typer.Context,
+    session_ids: Annotated[
+        Optional[list[str]],  # noqa: UP045 - read by typer at run time
+        typer.Argument(metavar="SESSION", help="With --sessions: look at these only, and at all of each."),
+    ] = None,
+    sessions: Annotated[
+        bool,
+        typer.Option(
+            "--sessions",
+            help="Look for sessions that are stuck: at most 200 of each kind of trouble, and compare the 20 most "
+            "recently active ones with their logs.",
+        ),
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="With --sessions: repair what can be repaired safely.")
+    ] = False,
+    attempts: Annotated[
+        int,
+        typer.Option(
+            min=2, help="With --sessions: from which attempt of its workflow task on a run counts as one that is stuck."
+        ),
+    ] = 5,
+    as_json: Json = False,
+    config: Config = None,
+    debug: Debug = False,
+) -> None:
     """Say what is wrong, and its mend. Looks at what is configured and what can be reached."""
+    if not sessions and (session_ids or repair):
+        raise typer.BadParameter("sessions are looked at and repaired with --sessions: add it")
 
     def work(configured: Path | None) -> Work:
+        if sessions:
+            from fencepost.cli import session_checks  # noqa: PLC0415
+
+            return lambda _: session_checks.examine(
+                configured, session_ids or [], repair=repair, as_json=as_json, attempts=attempts
+            )
         from fencepost.cli import doctor as command  # noqa: PLC0415
 
         return lambda signals: command.doctor(configured, as_json, signals)

@@ -23,7 +23,7 @@ from fencepost.store.recovery import Did
 
 _BATCH: Final = 200
 
-_DONE: Final[dict[Did, str]] = {
+DONE: Final[dict[Did, str]] = {
     "continued": "settled as interrupted, and it goes on",
     "settled": "settled as interrupted; it goes on with the next prompt",
     "freed": "its claim was given back; nothing was in progress",
@@ -85,7 +85,7 @@ def _lines(findings: list[Finding], *, dry_run: bool, as_json: bool) -> list[str
     sessions: dict[str, list[Finding]] = {}
     for finding in findings:
         sessions.setdefault(finding.session_id, []).append(finding)
-    words = _WOULD if dry_run else _DONE
+    words = _WOULD if dry_run else DONE
     lines = []
     for session_id, found in sessions.items():
         errors = [one.outcome.error for one in found if one.outcome.error is not None]

@@ -16,7 +16,7 @@ from fencepost.cli.render import JsonLines, Screen
 from fencepost.cli.session import Ready, Wanted, ready
 from fencepost.cli.stack import open_place
 from fencepost.cli.terminal import Notices
-from fencepost.cli.turn import TurnView, exit_code
+from fencepost.cli.turn import TurnView, exit_code, told_of_waits
 from fencepost.client import Client, open_client
 from fencepost.config import load_settings
 from fencepost.domain.contracts import TurnResult
@@ -94,7 +94,9 @@ async def prompt(given: Input, how: How, config: Path | None, signals: Signals) 
         if not house.is_last_user():
             return OK
         say(f"staying until the turn has ended, since its worker ends with this command: {house.why_last_user()}")
-        return exit_code(await house.client.result(checked.session_id), say)
+        async with told_of_waits(house.client, checked.session_id, say):
+            result = await house.client.result(checked.session_id)
+        return exit_code(result, say)
 
 
 def _put_receipt(receipt: Receipt, how: How) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from fencepost.cli.entry import FAILED, INTERRUPTED, OK, Signals
@@ -155,6 +155,28 @@ class TurnView:
             with suppress(NotFoundError):  # its first prompt is on the way
                 await self._client.interrupt(self._session_id, "by the user", after=self._seen)
             await asyncio.sleep(_INTERRUPT_SECONDS)
+
+
+@asynccontextmanager
+async def told_of_waits(client: Client, session_id: str, say: Callable[[str], None]) -> AsyncIterator[None]:
+    """For the time of the block, say what the session's turn waits for."""
+    watching = asyncio.create_task(_tell_waits(client, session_id, say))
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.wait({watching})
+
+
+async def _tell_waits(client: Client, session_id: str, say: Callable[[str], None]) -> None:
+    said = None
+    while True:
+        await asyncio.sleep(_STATUS_SECONDS)
+        with suppress(UnavailableError):
+            reason = (await client.status(session_id)).waiting_for
+            if reason is not None and reason != said:
+                say(f"waiting: {reason}")
+            said = reason
 
 
 def exit_code(result: TurnResult, say: Callable[[str], None]) -> int:

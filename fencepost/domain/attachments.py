@@ -6,11 +6,16 @@ import mimetypes
 import re
 from urllib.parse import unquote, urlsplit
 
+from fencepost.domain.contracts import PromptInput
+from fencepost.domain.errors import InvalidInputError
 from fencepost.domain.inbox import FileAttachment, Prompt
 
 DIRECTORY = "application/x-directory"
 UNKNOWN = "application/octet-stream"
 _DATA_DEFAULT = "text/plain"
+
+ATTACHMENT_BYTES = 20_000_000
+"""The largest prompt with its attachments, in bytes of JSON; its text has a limit of its own."""
 
 # Source text that tables of types do not know, or take for something else.
 _TEXT = re.compile(
@@ -35,6 +40,21 @@ def mime_of(uri: str) -> str:
     if _TEXT.fullmatch(extension):
         return {".md": "text/markdown", ".css": "text/css", ".csv": "text/csv"}.get(extension, "text/plain")
     return _TYPES.types_map[True].get(extension, UNKNOWN)
+
+
+def is_large(given: PromptInput, limit: int) -> bool:
+    """Say whether a prompt is more than `limit` bytes, too large for Temporal. Raises InvalidInputError when it is too
+    large for us."""
+    text = len(given.text.encode(errors="replace"))
+    if text > limit:
+        raise InvalidInputError(f"the prompt is {text} bytes, more than {limit}: attach a file instead")
+    whole = len(given.model_dump_json(by_alias=True).encode())
+    if whole > ATTACHMENT_BYTES:
+        raise InvalidInputError(
+            f"the prompt and its attachments are {whole} bytes, more than {ATTACHMENT_BYTES}: "
+            "put the files into the session's directory, and name them"
+        )
+    return whole > limit
 
 
 def with_types(prompt: Prompt) -> Prompt:

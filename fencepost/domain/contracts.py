@@ -162,6 +162,8 @@ class RecoveryResult(WireModel):
 
 
 SIGNAL_ANNOUNCE = "announce_tool_call"
+SIGNAL_BEGUN = "announce_tool_start"
+SIGNAL_MOVED = "announce_move"
 
 ADMIT_START = "admit_start"
 ADMIT_INPUT = "admit_input"
@@ -171,6 +173,7 @@ RELEASE_SESSION = "release_session"
 RESOLVE_MODEL = "resolve_model"
 STREAM_PROVIDER = "stream_provider"
 EXECUTE_TOOL = "execute_tool"
+REFUSE_TOOL = "refuse_tool"
 SETTLE_STEP = "settle_step"
 
 WORKER_SHUTDOWN = "WorkerShutdown"
@@ -212,6 +215,8 @@ class Settings(WireModel):
     provider_timeout: float
     tool_timeout: float
     max_provider_attempts: int
+    workspace_wait: float = 30
+    workspace_absent: Literal["wait", "fail"] = "wait"
     search_attributes: tuple[str, ...] = ()
 
 
@@ -318,13 +323,37 @@ class StreamResult(WireModel):
 
 
 class ToolInput(StepInput):
+    """`waited` says that no worker took the call at first, so that its start is worth a word."""
+
     assistant_message_id: str
     call_id: str
     plan: Plan
+    waited: bool = False
 
 
 class ToolOutcome(WireModel):
     ok: bool
+
+
+class ToolBegun(WireModel):
+    """A call that waited for a worker runs now."""
+
+    execution_id: str
+    call_id: str
+
+
+class RefuseTool(StepInput):
+    """A call that no worker has taken fails with these words, and is never started."""
+
+    assistant_message_id: str
+    call_id: str
+    error: str
+
+
+class Relocation(WireModel):
+    """The session was moved, and this execution lost it with that."""
+
+    execution_id: str
 
 
 class SettleInput(StepInput):
@@ -355,7 +384,10 @@ class SettleResult(WireModel):
 
 
 class ReleaseInput(WireModel):
+    """`step` is the last one that this execution has settled or prepared for nothing."""
+
     token: Token
+    step: int
     interrupted: bool = False
 
 

@@ -10,6 +10,7 @@ FencepostError
 +-- MessageNotFoundError        no such message in this session
 +-- PromptConflictError         an input id is used again with other content
 +-- DirectoryError              a session's working directory is not usable
++-- WorkspaceUnavailableError   no worker of a session's workspace takes its tool calls
 +-- OwnershipLostError          the token does not hold (any more): write nothing, go away
 |   +-- LeaseExpiredError       the token holds, but for too long without renewal: nothing was begun, renew it first
 +-- ClaimRefusedError           another run owns the session
@@ -18,6 +19,10 @@ FencepostError
 +-- LifecycleConflictError      an invariant of the inbox is broken
 +-- SessionAlreadyProjectedError  two creations of one session raced
 +-- MessageDecodeError          a stored message cannot be read
++-- ContextError                what the model is told of its surroundings cannot be made
+|   +-- ContextBlockedError     a source of it cannot be had now, and there is no baseline yet
+|   +-- DuplicateContextKeyError  two sources have one key
+|   +-- ContextSnapshotDecodeError  the stored record of what was told cannot be read
 +-- SubscriberOverflowError     a reader was slower than what it reads, for longer than its buffer lasts
 +-- ModelNotSelectedError, ModelUnavailableError, AgentNotFoundError   nothing to run the step with
 +-- ProviderError               one provider request failed; says whether it may be repeated
@@ -25,6 +30,7 @@ FencepostError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Literal, TypeAlias
 
 
@@ -76,6 +82,10 @@ class DirectoryError(FencepostError):
     code = "DirectoryError"
 
 
+class WorkspaceUnavailableError(FencepostError):
+    code = "WorkspaceUnavailableError"
+
+
 class OwnershipLostError(FencepostError):
     code = "OwnershipLostError"
 
@@ -106,6 +116,28 @@ class SessionAlreadyProjectedError(FencepostError):
 
 class MessageDecodeError(FencepostError):
     code = "Session.MessageDecodeError"
+
+
+class ContextError(FencepostError):
+    code = "SystemContext.Error"
+
+
+class ContextBlockedError(ContextError):
+    """`keys` are the sources that are unavailable."""
+
+    code = "SystemContext.InitializationBlocked"
+
+    def __init__(self, message: str, *, keys: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = tuple(keys)
+
+
+class DuplicateContextKeyError(ContextError):
+    code = "SystemContext.DuplicateKeyError"
+
+
+class ContextSnapshotDecodeError(ContextError):
+    code = "Session.ContextSnapshotDecodeError"
 
 
 class SubscriberOverflowError(FencepostError):

@@ -15,7 +15,7 @@ OwnerRun: TypeAlias = Literal["open", "closed", "reset", "terminated", "cancelle
 """What Temporal says of the run that owns a session. `reset` and the two after it are closed runs, told apart because
 what they owe differs: a reset goes on, while terminating or cancelling from outside is a user's interrupt."""
 
-TakeoverReason: TypeAlias = Literal["lost", "shutdown", "reset", "terminated", "cancelled"]
+TakeoverReason: TypeAlias = Literal["lost", "shutdown", "reset", "terminated", "cancelled", "moved"]
 
 
 class Token(WireModel):

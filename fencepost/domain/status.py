@@ -16,6 +16,10 @@ WITHOUT_RUN = "there is input, and no run has begun with it yet"
 LEASE_RAN_OUT = "its run has not renewed the lease: it is away, or waits"
 
 
+UNTAKEN_MS = 30_000
+"""For so long a planned tool call may wait for a worker of its workspace without being worth a word."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """An execution row as it is now. Times are in milliseconds; `left` is what the lease has, negative when it ran out,
@@ -30,6 +34,9 @@ class Claim:
     attempt: int = 0
     failed_attempt: int = 0
     answering: bool = False
+    untaken: int | None = None
+    """How long its oldest call has waited that has not been started and is for the workers of a workspace."""
+    workspace: str | None = None
     put_aside: str | None = None
     """Why recovery does not touch it, when its row cannot be right."""
 
@@ -81,6 +88,10 @@ def activity(facts: Facts) -> Activity:
         return Activity("waiting", WITHOUT_RUN) if facts.wakes else _ended(facts)
     if claim.put_aside is not None and not claim.live:
         return Activity("failed", f"its claim is put aside until it is used again: {claim.put_aside}", claim)
+    if claim.untaken is not None and claim.untaken > UNTAKEN_MS:
+        seconds = claim.untaken // 1000
+        reason = f"a tool call has waited {seconds} s for a worker of workspace {claim.workspace}: start one, or move"
+        return Activity("waiting", reason, claim)
     if not claim.live:
         return Activity("waiting", LEASE_RAN_OUT, claim)
     if claim.phase == "unknown":

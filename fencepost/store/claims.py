@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from sqlalchemy import bindparam, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, bindparam, delete, exists, func, insert, not_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -23,7 +23,7 @@ from fencepost.domain.ownership import (
 )
 from fencepost.store import continuation, event_log, inbox, ledger, leftovers, ownership, tables
 from fencepost.store.event_log import Entry, Head
-from fencepost.store.ownership import Held, Lease, Owner
+from fencepost.store.ownership import Held, Lease, Locked, Owner
 from fencepost.store.statement import Statement
 
 _FROM_CLIENTS = tuple(
@@ -45,7 +45,21 @@ _execution = tables.session_execution
 _CLAIM = Statement(
     insert(_execution).values({c.name: bindparam(c.name) for c in _execution.c if c.name != "recovery_error"})
 )
-_RELEASE = Statement(delete(_execution).where(_execution.c.session_id == bindparam("session_id")))
+RELEASE = Statement(delete(_execution).where(_execution.c.session_id == bindparam("session_id")))
+
+
+def _give_back(unless: ColumnElement[bool]) -> Statement:
+    """Delete the claim and say so in its ledger, in one statement, unless there is something to run."""
+    ended, mine = tables.execution_ledger, _execution.c.session_id == bindparam("session_id")
+    gone = delete(_execution).where(mine, not_(unless)).returning(_execution.c.id).cte("gone")
+    named = ended.c.execution_id == bindparam("named")
+    ending = update(ended).where(named, exists(select(gone.c.id)))
+    return Statement(
+        ending.values(stage="released", result=bindparam("result"), time_updated=bindparam("time_updated"))
+    )
+
+
+_GIVE_BACK, _GIVE_BACK_ALL_BUT_WAKING = _give_back(inbox.PENDING), _give_back(inbox.WAKING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +99,21 @@ class AskAgainError(Exception):
     """The owner is another one than the one that was asked about: look again."""
 
 
-async def claim(conn: AsyncConnection, wanted: Wanted, seen: Seen | None, lease: Lease) -> Claimed:
+async def claim(
+    conn: AsyncConnection, wanted: Wanted, seen: Seen | None, lease: Lease, locked: Locked | None = None
+) -> Claimed:
     """Claim the session for the wanted token, taking over where the protocol allows it.
 
     Raises ClaimRefusedError while another run owns it, OwnershipLostError when this very claim was superseded, and
-    AskAgainError when what was asked of Temporal is out of date.
+    AskAgainError when what was asked of Temporal is out of date; nothing is written then. `locked` is what this
+    transaction has locked already.
     """
     token = wanted.token
     execution = tables.session_execution
-    locked = await ownership.lock(conn, token)
+    locked = locked or await ownership.lock(conn, token)
     head, own, held = locked.head, locked.ledger, locked.held
     if held is None:
-        return await _claim_free(conn, wanted, head, own, lease)
+        return await _claim_free(conn, wanted, locked, lease)
     old = held.token
     if old == token:
         await ownership.renew(conn, held, lease)
@@ -116,7 +133,7 @@ async def claim(conn: AsyncConnection, wanted: Wanted, seen: Seen | None, lease:
         reason = takeover_reason(seen.run)
     outcome = await reconcile(conn, held, reason, wanted.max_continuations)
     if not wanted.force and not await inbox.has_pending(conn, token.session_id):
-        await _RELEASE.run(conn, session_id=token.session_id)
+        await RELEASE.run(conn, session_id=token.session_id)
         return await _not_held(conn, token, head, exhausted=outcome.exhausted)
     await conn.execute(
         update(execution)
@@ -140,16 +157,12 @@ def _fresh(token: Token, head: Head, lease: Lease) -> dict[str, object]:
     }
 
 
-async def _claim_free(
-    conn: AsyncConnection, wanted: Wanted, head: Head, own: ledger.Ledger | None, lease: Lease
-) -> Claimed:
-    token = wanted.token
-    # Looked for again: a claim inserted while this one waited for the log's lock was not there to be locked before.
-    # It may be this very claim, made by a twin of this call.
-    if await ownership.owner_of(conn, token.session_id) is not None:
-        raise AskAgainError
+async def _claim_free(conn: AsyncConnection, wanted: Wanted, locked: Locked, lease: Lease) -> Claimed:
+    token, head, own = wanted.token, locked.head, locked.ledger
+    if locked.late:
+        raise AskAgainError  # it may be this very claim, made by a twin of this call
     if own is not None:
-        if own.stage == "released":
+        if own.stage == "released" and not own.results.get("moved"):
             return _recorded(own)
         raise OwnershipLostError(f"the claim of execution {token.execution_id} was taken away")
     if not wanted.force and not await inbox.has_pending(conn, token.session_id):
@@ -214,7 +227,8 @@ async def reconcile(conn: AsyncConnection, held: Held, reason: TakeoverReason, m
         await inbox.clear_wakes(conn, old.session_id, last_own)
     await leftovers.close_books(conn, old.session_id)
     if done is not None:
-        await ledger.move(conn, done, done.step, "released", head.now, results=done.results)
+        results = {**done.results, "moved": True} if reason == "moved" else done.results
+        await ledger.move(conn, done, done.step, "released", head.now, results=results)
     had = done.continuations if done is not None else 0
     if done is not None and done.results.get("continued"):
         return Reconciled(had + 1, exhausted=False, recorded=True)  # its settlement recorded the continuation already
@@ -225,11 +239,16 @@ async def reconcile(conn: AsyncConnection, held: Held, reason: TakeoverReason, m
     return Reconciled(had, exhausted=due)
 
 
+async def free(conn: AsyncConnection, session_id: str) -> None:
+    """Delete a claim that was reconciled, under its row's lock: nobody owns the session then."""
+    await RELEASE.run(conn, session_id=session_id)
+
+
 async def abandon(conn: AsyncConnection, held: Held) -> None:
     """Delete a claim that is not to be recovered, under its row's lock: whatever it left, the session has gone on."""
     done = await ledger.find(conn, held.token.execution_id)
     await leftovers.close_books(conn, held.token.session_id)
-    await _RELEASE.run(conn, session_id=held.token.session_id)
+    await RELEASE.run(conn, session_id=held.token.session_id)
     if done is not None:
         await ledger.move(conn, done, done.step, "released", held.head.now, results=done.results)
 
@@ -283,27 +302,34 @@ Released: TypeAlias = Literal["done", "more", "lost"]
 
 
 async def release(
-    conn: AsyncConnection, token: Token, *, interrupted: bool, locked: ownership.Locked | None = None
+    conn: AsyncConnection, token: Token, step: int, *, interrupted: bool, locked: Locked | None = None
 ) -> Released:
-    """Give the session back if its inbox has nothing to run, else keep it and say `more`.
+    """Give the session back after this step if its inbox has nothing to run, else keep it and say `more`.
 
     After an interrupt only input that still asks for execution counts. Asked again after the release, it answers from
-    the inbox as it is now: `done`, or `lost` when there is work that needs a new claim. `locked` is what this
-    transaction has locked already.
+    the inbox as it is now: `done`, or `lost` when there is work that needs a new claim. Asked again after it said
+    `more` and the next step was prepared, it says so once more: what that step promoted is not in the inbox any longer,
+    and not answered yet. `locked` is what this transaction has locked already.
     """
     locked = locked or await ownership.lock(conn, token)
     head, done = locked.head, locked.ledger
     if done is None:
         raise OwnershipLostError(f"execution {token.execution_id} of {token.session_id} has no ledger")
-    pending = await inbox.has_pending(conn, token.session_id, waking_only=interrupted)
     if locked.held is None or locked.held.token != token:
         if locked.held is None and done.stage == "released":
+            pending = await inbox.has_pending(conn, token.session_id, waking_only=interrupted)
             return "lost" if pending else "done"
         raise OwnershipLostError(f"execution {token.execution_id} does not own session {token.session_id} any more")
+    if done.step > step:
+        return "more"
     if done.stage == "requested":
         raise OwnershipLostError(f"step {done.step} of execution {token.execution_id} is still open")
-    if pending:
-        return "more"
-    await _RELEASE.run(conn, session_id=token.session_id)
-    await ledger.move(conn, done, done.step, "released", head.now, results={**done.results, "released": True})
-    return "done"
+    give_back = _GIVE_BACK_ALL_BUT_WAKING if interrupted else _GIVE_BACK
+    given_back = await give_back.run(
+        conn,
+        session_id=token.session_id,
+        named=token.execution_id,
+        result={**done.results, "released": True},
+        time_updated=head.now,
+    )
+    return "done" if given_back else "more"

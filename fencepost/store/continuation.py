@@ -23,6 +23,9 @@ CONTINUE = (
     "what was said. Tool calls marked as interrupted may or may not have taken effect: check before doing them again."
 )
 
+_LOST = "its worker was lost or it failed on the way"
+_MOVED = "the session was moved to another directory, where tools work from now on"
+
 _recovery, _messages, _inbox = tables.session_recovery, tables.session_message, tables.session_input
 _PENDING = Statement(
     select(_recovery)
@@ -103,7 +106,7 @@ async def promote(conn: AsyncConnection, head: Head) -> tuple[list[Entry], int]:
             timestamp=head.now,
             session_id=head.session_id,
             message_id=row.continuation_message_id,
-            text=CONTINUE.format(reason="its worker was lost or it failed on the way"),
+            text=CONTINUE.format(reason=_MOVED if ended is not None and ended.results.get("moved") else _LOST),
         )
         had = ended.continuations if ended is not None else 0
         return [Entry(derived_id("evt", "continued", row.execution_id), event)], had + 1

@@ -28,9 +28,13 @@ _owed = exists().where(
     _recovery.c.phase == "pending",
     _recovery.c.recovery_error.is_(None),
 )
-_HAS_PENDING = Statement(select(or_(exists().where(_open), _owed).label("pending")))
-_HAS_WAKING = Statement(select(or_(exists().where(_open, _inbox.c.wake_pending), _owed).label("pending")))
-_PENDING = Statement(select(_inbox).where(_open).order_by(_inbox.c.admitted_seq))
+PENDING = or_(exists().where(_open), _owed)
+"""A condition: input or a recovery of `:session_id` waits to be run."""
+WAKING = or_(exists().where(_open, _inbox.c.wake_pending), _owed)
+"""The same of what still asks for execution."""
+_HAS_PENDING = Statement(select(PENDING.label("pending")))
+_HAS_WAKING = Statement(select(WAKING.label("pending")))
+_ALL_PENDING = Statement(select(_inbox).where(_open).order_by(_inbox.c.admitted_seq))
 
 
 def _first(delivery: Delivery, most: int) -> Any:
@@ -53,16 +57,24 @@ class Admission:
 
 
 async def admit(
-    conn: AsyncConnection, session_id: str, input_id: str, prompt: Prompt, delivery: Delivery, *, resume: bool = True
+    conn: AsyncConnection,
+    session_id: str,
+    input_id: str,
+    prompt: Prompt,
+    delivery: Delivery,
+    *,
+    resume: bool = True,
+    head: Head | None = None,
 ) -> Admission:
     """Record one input under its id, once: the same id with the same content gives the same receipt.
 
     With `resume` the row asks for execution until it is promoted. An attachment without a type gets the one that its
     address shows. Raises NotFoundError for an unknown session and
-    PromptConflictError when the id stands for something else already.
+    PromptConflictError when the id stands for something else already. `head` is the log's end, if this transaction
+    has locked it already.
     """
     prompt = with_types(Prompt.model_validate(clean(prompt.to_wire())))
-    head = await event_log.lock(conn, session_id)
+    head = head or await event_log.lock(conn, session_id)
     row = await _FIND.first(conn, id=input_id)
     if row is None:
         event = PromptAdmitted(
@@ -125,7 +137,7 @@ async def find(conn: AsyncConnection, input_id: str) -> Receipt | None:
 
 async def pending(conn: AsyncConnection, session_id: str) -> list[Receipt]:
     """Give the receipts of the session's input that is not promoted, in the order of admission."""
-    return [_receipt(row) for row in await _PENDING.all(conn, session_id=session_id)]
+    return [_receipt(row) for row in await _ALL_PENDING.all(conn, session_id=session_id)]
 
 
 async def has_pending(conn: AsyncConnection, session_id: str, *, waking_only: bool = False) -> bool:

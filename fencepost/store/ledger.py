@@ -52,12 +52,12 @@ _MOVE = Statement(
 async def find(conn: AsyncConnection, execution_id: str) -> Ledger | None:
     """Give an execution's ledger. Read it in a statement after the execution row's lock."""
     row = await _FIND.first(conn, execution_id=execution_id)
-    return None if row is None else ledger_of(row)
+    return None if row is None else ledger_of(execution_id, row)
 
 
-def ledger_of(row: Any) -> Ledger:
-    """Give the ledger that a row with its columns holds."""
-    return Ledger(row.execution_id, row.step, row.stage, row.attempt, row.continuations, row.result or {})
+def ledger_of(execution_id: str, row: Any) -> Ledger:
+    """Give the execution's ledger that a row with its columns holds."""
+    return Ledger(execution_id, row.step, row.stage, row.attempt, row.continuations, row.result or {})
 
 
 async def given_back(conn: AsyncConnection, token: Token) -> Ledger | None:

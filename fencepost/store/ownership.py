@@ -45,16 +45,10 @@ class Held:
 
 _execution = tables.session_execution
 _named = _execution.c.session_id == bindparam("named")
-_FENCE = Statement(select(_execution).where(_named).with_for_update())
-_HEAD = Statement(
-    text(
-        f"""
-        SELECT s.seq, {CLOCK} AS now, l.execution_id, l.step, l.stage, l.attempt, l.continuations, l.result
-        FROM event_sequence AS s LEFT JOIN execution_ledger AS l ON l.execution_id = :execution_id
-        WHERE s.aggregate_id = :session_id FOR UPDATE OF s
-        """
-    ).columns(
-        *(column(name) for name in ("seq", "now", "execution_id", "step", "stage", "attempt", "continuations")),
+_LOCK = Statement(
+    text("SELECT * FROM fencepost_lock(:session_id, :execution_id)").columns(
+        *(column(name) for name in ("seq", "now", "id", "owner_id", "assistant_message_id", "phase", "expires_at")),
+        *(column(name) for name in ("late", "step", "stage", "attempt", "continuations")),
         column("result", JSONB),
     )
 )
@@ -78,25 +72,27 @@ class Locked:
     head: Head
     held: Held | None
     ledger: Ledger | None
+    late: bool = False
+    """A claim was inserted while this transaction waited for the log: it is there, and not locked."""
 
 
 async def lock(conn: AsyncConnection, token: Token) -> Locked:
-    """Lock the session's execution row, whoever owns it, then the log's end, and read the token's ledger.
+    """Lock the session's execution row, whoever owns it, then the log's end, and read the token's ledger: one function
+    of the database, in which each statement sees what the ones before it have waited for.
 
     Raises NotFoundError for an unknown session.
     """
     assert driver_of(conn).is_in_transaction(), "outside a transaction a lock lasts for its statement"
-    row = await _FENCE.first(conn, named=token.session_id)
-    # A statement of its own, after the row's lock: what it reads has then been settled.
-    found = await _HEAD.first(conn, session_id=token.session_id, execution_id=token.execution_id)
-    if found is None:
+    found = await _LOCK.first(conn, session_id=token.session_id, execution_id=token.execution_id)
+    if found.seq is None:
         raise NotFoundError(f"no session {token.session_id}: create it first, or check the id")
     head = Head(token.session_id, found.seq, found.now)
     held = None
-    if row is not None:
-        owner = Token(session_id=token.session_id, execution_id=row.id, owner_id=row.owner_id)
-        held = Held(owner, head, row.assistant_message_id, row.phase, row.expires_at)
-    return Locked(head, held, ledger_of(found) if found.execution_id is not None else None)
+    if found.id is not None:
+        owner = Token(session_id=token.session_id, execution_id=found.id, owner_id=found.owner_id)
+        held = Held(owner, head, found.assistant_message_id, found.phase, found.expires_at)
+    ledger = ledger_of(token.execution_id, found) if found.stage is not None else None
+    return Locked(head, held, ledger, found.late)
 
 
 async def hold(conn: AsyncConnection, token: Token, *, unexpired: bool = False, locked: Locked | None = None) -> Held:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
+from pydantic_core import to_json
 from sqlalchemy import BigInteger, bindparam, delete, func, or_, select, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -129,11 +130,19 @@ _UPDATE_MESSAGE = Statement(
 )
 _IS_MESSAGE = Statement(select(_messages.c.id).where(_messages.c.id == bindparam("id")))
 _ADMIT = Statement(
-    upsert(_inbox)
-    .values(
-        {name: bindparam(name) for name in ("id", "session_id", "prompt", "delivery", "admitted_seq", "time_created")}
+    text(
+        """
+        INSERT INTO session_input (id, session_id, prompt, delivery, admitted_seq, time_created)
+        SELECT e.* FROM (
+            VALUES (
+                CAST(:id AS text), CAST(:session_id AS text), CAST(:prompt AS jsonb), CAST(:delivery AS text),
+                CAST(:admitted_seq AS bigint), CAST(:time_created AS bigint)
+            )
+        ) AS e(id, session_id, prompt, delivery, admitted_seq, time_created)
+        WHERE NOT EXISTS (SELECT FROM session_message AS m WHERE m.id = e.id)
+        ON CONFLICT (id) DO NOTHING
+        """
     )
-    .on_conflict_do_nothing(index_elements=["id"])
 )
 _SUMS = ("cost", "tokens_input", "tokens_output", "tokens_reasoning", "tokens_cache_read", "tokens_cache_write")
 _SUM_UP = Statement(
@@ -227,18 +236,18 @@ async def _moved(conn: AsyncConnection, event: events.Moved, seq: int) -> None:
 
 
 async def _prompt_admitted(conn: AsyncConnection, event: events.PromptAdmitted, seq: int) -> None:
-    if await _IS_MESSAGE.first(conn, id=event.message_id) is not None:
-        raise LifecycleConflictError(f"{event.message_id} is a message already and cannot be admitted again")
     inserted = await _ADMIT.run(
         conn,
         id=event.message_id,
         session_id=event.session_id,
-        prompt=event.prompt.to_wire(),
+        prompt=to_json(event.prompt.to_wire()).decode(),
         delivery=event.delivery,
         admitted_seq=seq,
         time_created=event.timestamp,
     )
     if not inserted:
+        if await _IS_MESSAGE.first(conn, id=event.message_id) is not None:
+            raise LifecycleConflictError(f"{event.message_id} is a message already and cannot be admitted again")
         raise LifecycleConflictError(f"input {event.message_id} is in the inbox already")
 
 

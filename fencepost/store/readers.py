@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from sqlalchemy import Text, bindparam, cast, func, literal_column, select
+from sqlalchemy import Text, bindparam, cast, func, literal_column, select, union_all
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain import events
@@ -34,27 +34,50 @@ _compaction = (
     .limit(1)
     .scalar_subquery()
 )
+_epochs = tables.session_context_epoch
+_told = select(_epochs.c.baseline_seq).where(_epochs.c.session_id == bindparam("session_id")).scalar_subquery()
+_start = func.coalesce(_compaction, literal_column("-1"))
+_text = cast(_messages.c.data.op("||")(func.jsonb_build_object("id", _messages.c.id, "type", _messages.c.type)), Text)
+_mine = select(_messages.c.id, _text.label("text"), _messages.c.seq).where(
+    _messages.c.session_id == bindparam("session_id")
+)
+# Apart, so that each of them is a range of an index. The baseline, without an id, is before all messages.
 _HISTORY = Statement(
-    select(
-        _messages.c.id,
-        cast(
-            _messages.c.data.op("||")(func.jsonb_build_object("id", _messages.c.id, "type", _messages.c.type)), Text
-        ).label("text"),
-    )
-    .where(
-        _messages.c.session_id == bindparam("session_id"),
-        _messages.c.seq >= func.coalesce(_compaction, literal_column("-1")),
-    )
-    .order_by(_messages.c.seq)
+    union_all(
+        select(
+            literal_column("NULL").label("id"), _epochs.c.baseline.label("text"), literal_column("-1").label("seq")
+        ).where(_epochs.c.session_id == bindparam("session_id")),
+        _mine.where(
+            _messages.c.seq >= _start,
+            (_messages.c.type != "system") | (_messages.c.seq > func.coalesce(_told, literal_column("-1"))),
+        ),
+        _mine.where(_messages.c.type == "system", _messages.c.seq > _told, _messages.c.seq < _start),
+    ).order_by("seq")
 )
 
 
-async def history(conn: AsyncConnection, session_id: str) -> list[Message]:
-    """Give what a model is sent of a session: its messages in order, from the last compaction on.
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a model is sent of a session: the baseline of its context, None before the first step, and messages."""
+
+    baseline: str | None
+    messages: list[Message]
+
+
+async def sent(conn: AsyncConnection, session_id: str) -> Sent:
+    """Give what a model is sent of a session: the baseline, and its messages in order: those from the last compaction
+    on, without the updates that the baseline has in it, and with those before the compaction that it has not.
 
     Raises MessageDecodeError for a row that cannot be read.
     """
-    return [decode_message_json(row.id, row.text) for row in await _HISTORY.all(conn, session_id=session_id)]
+    rows = await _HISTORY.all(conn, session_id=session_id)
+    baseline = rows.pop(0).text if rows and rows[0].id is None else None
+    return Sent(baseline, [decode_message_json(row.id, row.text) for row in rows])
+
+
+async def history(conn: AsyncConnection, session_id: str) -> list[Message]:
+    """Give the messages that a model is sent of a session. Raises MessageDecodeError."""
+    return (await sent(conn, session_id)).messages
 
 
 async def page(

@@ -1,8 +1,8 @@
 """The projection of a session, worked out anew from its log: to compare it with what is stored, or to replace that.
 
 The events are projected into temporary tables of the same shape, in the same transaction, with the log locked: nobody
-sees anything in between, and what is no part of the projection stays: wakes, ownership, ledgers, calls, and the times
-of archiving and compacting.
+sees anything in between, and what is no part of the projection stays: wakes, ownership, ledgers, calls, what the model
+was told of its context, and the times of archiving and compacting.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import BigInteger, bindparam, case, column, delete, select, text, update
+from sqlalchemy import BigInteger, bindparam, case, column, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.errors import NotFoundError
@@ -130,7 +130,6 @@ _TRY_CLAIM = Statement(
     .where(_execution.c.session_id == bindparam("session_id"), _execution.c.id == bindparam("id"))
     .with_for_update(skip_locked=True)
 )
-_FREE = Statement(delete(_execution).where(_execution.c.session_id == bindparam("session_id")))
 _QUARANTINE_CLAIM = Statement(
     update(_execution)
     .where(
@@ -177,7 +176,7 @@ async def _settle(conn: AsyncConnection, held: Held, run: OwnerRun, limit: int) 
         return Outcome("overtaken")
     before = held.head.seq
     done = await claims.reconcile(conn, held, takeover_reason(run), limit)
-    await _FREE.run(conn, session_id=token.session_id)
+    await claims.free(conn, token.session_id)
     if done.exhausted:
         error = f"given up: the turn was cut off more than {limit} times"
         await continuation.record(conn, token.session_id, token.execution_id, assistant, held.head.now, refused=error)

@@ -26,6 +26,10 @@ _FACTS = Statement(
         """
         SELECT s.id, x.id AS execution_id, x.owner_id, x.phase, x.assistant_message_id, x.recovery_error,
             t.now - x.time_created AS age, x.expires_at - t.now AS lease_left,
+            s.workspace_id, CASE WHEN s.workspace_id IS NOT NULL THEN (
+                SELECT t.now - min(time_updated) FROM tool_call
+                WHERE session_id = s.id AND status <> 'settled' AND status = 'called' AND execution_id = x.id
+            ) END AS untaken,
             l.stage, l.attempt, CAST(l.result ->> 'failed_attempt' AS int) AS failed_attempt,
             (
                 SELECT count(*) FROM session_input
@@ -55,6 +59,8 @@ _FACTS = Statement(
             for name in ("id", "execution_id", "owner_id", "phase", "assistant_message_id", "recovery_error")
         ),
         *(column(name, Integer) for name in ("age", "lease_left")),
+        column("workspace_id"),
+        column("untaken", Integer),
         column("stage"),
         *(column(name, Integer) for name in ("attempt", "failed_attempt", "wakes")),
         *(column(name) for name in ("ended", "interruption", "error")),
@@ -92,6 +98,8 @@ def _facts(row: Any) -> Facts:
             attempt=row.attempt or 0,
             failed_attempt=row.failed_attempt or 0,
             answering=row.assistant_message_id is not None,
+            untaken=row.untaken,
+            workspace=row.workspace_id,
             put_aside=row.recovery_error,
         )
     ended = _ENDS.get(row.ended)

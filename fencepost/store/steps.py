@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import bindparam, text, update
@@ -16,10 +16,12 @@ from fencepost.domain.errors import OwnershipLostError
 from fencepost.domain.events import DurableEvent, InterruptReason, StepInterrupted, ToolCalled
 from fencepost.domain.ids import derived_id
 from fencepost.domain.ownership import Stage, Token, continues
-from fencepost.store import continuation, inbox, ledger, ownership, tables
+from fencepost.store import context_epoch, continuation, inbox, ledger, ownership, tables
+from fencepost.store.context_epoch import Current
 from fencepost.store.event_log import Entry
 from fencepost.store.leftovers import Row, close_books, close_open_parts, newest_assistant
 from fencepost.store.ownership import Held, Lease, Locked
+from fencepost.store.sessions import Session
 from fencepost.store.statement import Statement
 
 _live, _calls = tables.live_part, tables.tool_call
@@ -47,24 +49,40 @@ _KEEP_LIVE = Statement(
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a step begins with. `promoted` counts inputs that the model sees for the first time."""
+    """What a step begins with. `promoted` counts inputs that the model sees for the first time; `refused` says why the
+    step can only be settled as failed. `session` is as the step found it, None when it was not read."""
 
     assistant_message_id: str
     promoted: int
     continued: bool
+    refused: str | None = None
+    session: Session | None = field(default=None, compare=False)
 
 
 async def prepare(
-    conn: AsyncConnection, token: Token, step: int, *, queued: bool, lease: Lease, locked: Locked | None = None
+    conn: AsyncConnection,
+    token: Token,
+    step: int,
+    *,
+    queued: bool,
+    lease: Lease,
+    required: bool = False,
+    refused: str | None = None,
+    locked: Locked | None = None,
 ) -> Prepared:
-    """Begin a step: fail tools that an earlier hand left open, promote input, promote a pending continuation.
+    """Begin a step: fail tools that an earlier hand left open, promote input, promote a pending continuation, and tell
+    the model what has changed of its context.
 
-    Raises OwnershipLostError. A repeated call gives the recorded result and writes nothing. `locked` is what this
-    transaction has locked already.
+    Raises OwnershipLostError, and ContextError when the step cannot have its context; prepared with that as `refused`,
+    it does without. A step without input has a context only if it is `required`. A repeated call gives the recorded
+    result and writes nothing. `locked` is what this transaction has locked already.
     """
     held, done = await _hold(conn, token, step, "prepared", locked)
     if done.passed(step, "prepared"):
-        return Prepared(**done.results.get("prepared", {"assistant_message_id": "", "promoted": 0, "continued": False}))
+        # Of an earlier step nothing is recorded any more. Only a step that had promoted nothing, or has failed, can be
+        # asked about then: what follows is the same.
+        nothing = {"assistant_message_id": "", "promoted": 0, "continued": False}
+        return Prepared(**(done.results.get("prepared", nothing) if done.step == step else nothing))
     assert held is not None, "without a row the stage has passed"
     _require_settled(done, step)
     newest = await newest_assistant(conn, token.session_id)
@@ -73,25 +91,38 @@ async def prepare(
     # A turn that goes on by a continuation is not over: queued input waits for its end.
     promotions = await inbox.promote(conn, held.head, queued=queued and not going_on)
     message = (newest.id, newest.data) if newest is not None else None
-    made = [*entries, *going_on, *promotions]
+    due = refused is None and (required or bool(going_on or promotions))
+    current = await context_epoch.advance(conn, held.head) if due else None
+    # The change comes after the input that it comes with: the model reads it as the newest word.
+    made = [*entries, *going_on, *promotions, *_told(held, step, current)]
     await ownership.append(conn, held, made, lease, message=message)
-    result = Prepared(
-        assistant_message_id=derived_id("msg", token.execution_id, step),
-        promoted=len(promotions),
-        continued=bool(going_on),
-    )
-    recorded = {
-        "assistant_message_id": result.assistant_message_id,
-        "promoted": result.promoted,
-        "continued": result.continued,
+    recorded: dict[str, Any] = {
+        "assistant_message_id": derived_id("msg", token.execution_id, step),
+        "promoted": len(promotions),
+        "continued": bool(going_on),
     }
+    if refused is not None:
+        recorded["refused"] = refused
     # The claim that took over has counted this one already; one made after a recovery scan begins at 0.
     changes: dict[str, Any] = {"continuations": continuations} if going_on else {}
     if promotions:
         changes = {"continuations": 0}
     await ownership.set_phase(conn, held, "ready")
     await ledger.move(conn, done, step, "prepared", held.head.now, attempt=0, results={"prepared": recorded}, **changes)
-    return result
+    return Prepared(**recorded, session=current.session if current is not None else None)
+
+
+def _told(held: Held, step: int, current: Current | None) -> list[Entry]:
+    if current is None or current.update is None:
+        return []
+    session_id, execution = held.token.session_id, held.token.execution_id
+    event = events.ContextUpdated(
+        timestamp=held.head.now,
+        session_id=session_id,
+        message_id=derived_id("msg", execution, step, "context"),
+        text=current.update,
+    )
+    return [Entry(derived_id("evt", execution, step, "context"), event)]
 
 
 async def _hold(
@@ -174,10 +205,13 @@ async def publish(
     first_ordinal: int,
     make: Sequence[DurableEvent],
     lease: Lease,
+    *,
+    kept: bool = True,
 ) -> list[int]:
     """Append events of the running step, at once visible. Gives their sequences.
 
-    Their timestamps are set to the database's clock. Tool calls among them are planned in the same transaction.
+    Their timestamps are set to the database's clock. Tool calls among them are planned in the same transaction. `kept`
+    says whether parts of this step may have been kept for readers by `keep_live`.
     Raises OwnershipLostError when the token does not hold, the lease ran out, or the step is not open.
     """
     held = await ownership.hold(conn, token, unexpired=True)
@@ -199,7 +233,7 @@ async def publish(
             await _never_start(conn, event)
         elif isinstance(event, events.TextEnded | events.ReasoningEnded | events.ToolInputEnded):
             ended.append(part_of(event))
-    if ended:
+    if ended and kept:
         # A part's durable end replaces what was kept of it for readers.
         kinds, parts = zip(*ended, strict=True)
         await _DROP_LIVE.run(conn, message_id=held.assistant_message_id, kinds=list(kinds), parts=list(parts))

@@ -24,21 +24,32 @@ _mine = (
     & (_calls.c.call_id == bindparam("named"))
     & (_calls.c.execution_id == bindparam("execution"))
 )
-_START = Statement(
+_started = (
     update(_calls)
     .where(_mine, _calls.c.status == "called")
     .values(status="started", time_updated=bindparam("time_updated"))
     .returning(_calls.c.effect_key)
+    .cte("started")
 )
-_SETTLE = Statement(
+_message = _messages.c.id == bindparam("message_id")
+_START = Statement(
+    select(_started.c.effect_key, _messages.c.data, _sessions.c.directory)
+    .select_from(_started)
+    .join(_messages, _message)
+    .join(_sessions, _sessions.c.id == _messages.c.session_id)
+)
+_settled = (
     update(_calls)
     .where(_mine, _calls.c.status != "settled")
     .values(status="settled", time_updated=bindparam("time_updated"))
+    .returning(_calls.c.call_id)
+    .cte("settled")
 )
-_CALLED = Statement(
-    select(_messages.c.data, _sessions.c.directory)
-    .join(_sessions, _sessions.c.id == _messages.c.session_id)
-    .where(_messages.c.id == bindparam("message_id"))
+_SETTLE = Statement(select(_messages.c.data).select_from(_settled).join(_messages, _message))
+_REFUSE = Statement(
+    update(_calls)
+    .where(_mine, _calls.c.status == "called")
+    .values(status="settled", time_updated=bindparam("time_updated"))
 )
 
 
@@ -66,12 +77,10 @@ async def start(conn: AsyncConnection, token: Token, message_id: str, call_id: s
     if started is None:
         raise OwnershipLostError(f"tool call {call_id} is not to be started by execution {token.execution_id}")
     await ownership.keep(conn, held, lease)
-    row = await _CALLED.first(conn, message_id=message_id)
-    assert row is not None, "a planned call is a part of its message"
-    for part in reversed(row.data["content"]):
+    for part in reversed(started.data["content"]):
         if part["type"] == "tool" and part["id"] == call_id:
             return PlannedCall(
-                part["name"], part["state"]["input"], started.effect_key, row.data["agent"], row.directory
+                part["name"], part["state"]["input"], started.effect_key, started.data["agent"], started.directory
             )
     raise OwnershipLostError(f"tool call {call_id} is not in message {message_id}")
 
@@ -82,11 +91,27 @@ async def settle(
     """Record how a call ended. Raises OwnershipLostError when the token does not hold or the call is settled."""
     held = await ownership.hold(conn, token)
     call_id = clean_text(call_id)
-    moved = await _SETTLE.run(
+    settled = await _SETTLE.first(
         conn, message_id=message_id, named=call_id, execution=token.execution_id, time_updated=held.head.now
     )
-    if moved != 1:
+    if settled is None:
         raise OwnershipLostError(f"tool call {call_id} is settled already")
     event = outcome.model_copy(update={"timestamp": held.head.now})
     entry = Entry(derived_id("evt", token.execution_id, message_id, "tool", call_id), event)
+    await ownership.append(conn, held, [entry], lease, message=(message_id, settled.data))
+
+
+async def refuse(conn: AsyncConnection, token: Token, outcome: ToolFailed, lease: Lease) -> bool:
+    """Settle a call as failed that no worker has taken; from then on none can start it. False when it has been started
+    or settled, which is left as it is. Raises OwnershipLostError."""
+    held = await ownership.hold(conn, token)
+    message_id, call_id = outcome.assistant_message_id, clean_text(outcome.call_id)
+    moved = await _REFUSE.run(
+        conn, message_id=message_id, named=call_id, execution=token.execution_id, time_updated=held.head.now
+    )
+    if moved != 1:
+        return False
+    event = outcome.model_copy(update={"timestamp": held.head.now})
+    entry = Entry(derived_id("evt", token.execution_id, message_id, "tool", call_id), event)
     await ownership.append(conn, held, [entry], lease)
+    return True

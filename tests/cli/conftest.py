@@ -35,7 +35,7 @@ def development(
     config = tmp_path_factory.mktemp("config") / "fencepost.toml"
     config.write_text(
         f'default_model = "scripted/test"\n[providers.scripted]\nbase_url = "{scripted_url}"\n'
-        "[limits]\nheartbeat_timeout_seconds = 2\nheartbeat_seconds = 0.5\n"
+        "[limits]\nheartbeat_timeout_seconds = 2\nheartbeat_seconds = 0.5\nworkspace_wait_seconds = 1\n"
     )
     command = Command(stack_home, config.parent, {"FENCEPOST_CONFIG": str(config)})
     with command.started("dev") as process:

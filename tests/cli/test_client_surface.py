@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from temporalio.client import Client as TemporalClient
 
-from fencepost.client import ATTACHMENT_BYTES
 from fencepost.domain import messages as m
+from fencepost.domain.attachments import ATTACHMENT_BYTES
 from fencepost.domain.errors import (
     ClaimRefusedError,
     InvalidInputError,

@@ -19,6 +19,8 @@ _SHELL = "_FENCEPOST_COMPLETE"
     [
         ("fencepost se", ["session"]),
         ("fencepost session arc", ["archive"]),
+        ("fencepost session mo", ["move"]),
+        ("fencepost session move ses_x . --wo", ["--workspace"]),
         ("fencepost session prompt ses_x hi --no-r", ["--no-resume"]),
         ("fencepost session prompt ses_x hi --delivery ", ["steer", "queue"]),
     ],

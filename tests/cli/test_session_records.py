@@ -115,10 +115,10 @@ def narrowed(quick: Quick, connected: Command) -> Quick:
 def test_an_unknown_session_is_one_line_that_says_where_to_look(quick: Quick) -> None:
     """For every command, and exit code 2; so is what is no session id at all."""
     for arguments in (
-        *(["show"], ["messages"], ["events"], ["events", "--follow"], ["archive"], ["delete", "--yes"]),
+        *(["show"], ["messages"], ["events"], ["events", "--follow"], ["archive"], ["delete", "--yes"], ["move"]),
         *(["prompt", "--no-resume"], ["prompt"], ["steer"], ["queue"], ["resume"], ["interrupt"]),
     ):
-        text = ["hi"] if arguments[0] in {"prompt", "steer", "queue"} else []
+        text = ["hi"] if arguments[0] in {"prompt", "steer", "queue"} else ["."] if arguments[0] == "move" else []
         unknown = quick("session", arguments[0], "ses_nope", *text, *arguments[1:])
         wrong = quick("session", arguments[0], "nope", *text, *arguments[1:])
 

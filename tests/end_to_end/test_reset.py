@@ -388,7 +388,7 @@ async def test_every_activity_of_a_turn_done_twice_at_once(
         result: StreamResult = await hands.once(contracts.STREAM_PROVIDER, StreamInput(**about, attempt=1, plan=plan))
         await hands.once(contracts.EXECUTE_TOOL, ToolInput(**about, call_id=result.calls[0].id, plan=plan))
         await hands.twice(contracts.SETTLE_STEP, SettleInput(**about, plan=plan, result=result))
-        released = await hands.twice(contracts.RELEASE_SESSION, ReleaseInput(token=claim.token))
+        released = await hands.twice(contracts.RELEASE_SESSION, ReleaseInput(token=claim.token, step=1))
         types = await house.types(session_id)
 
         assert released.state == "done"

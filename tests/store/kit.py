@@ -109,9 +109,11 @@ class StoreKit:
         wanted = Wanted(token, force=force, reason=reason, max_continuations=max_continuations)
         return await self.do(claims.claim, wanted, seen, LEASE)
 
-    async def release(self, token: Token, *, interrupted: bool = False) -> Released:
-        """Release the session."""
-        return await self.do(claims.release, token, interrupted=interrupted)
+    async def release(self, token: Token, step: int | None = None, *, interrupted: bool = False) -> Released:
+        """Release the session after this step, or after the one in hand."""
+        if step is None:
+            step = (await self.row_of_ledger(token))["step"]
+        return await self.do(claims.release, token, step, interrupted=interrupted)
 
     async def prepare(self, token: Token, step: int = 1, *, queued: bool = True) -> Prepared:
         """Prepare a step."""

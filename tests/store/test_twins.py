@@ -143,6 +143,34 @@ async def test_a_release_asked_again_tells_of_work_that_came_since(store: StoreK
     assert await store.release(work.token) == "lost"
 
 
+async def test_a_last_task_done_again_keeps_the_session_for_what_was_promoted(store: StoreKit, session_id: str) -> None:
+    """A worker dies after the release said `more` and the next step was prepared, before Temporal heard of either."""
+    work = await store.begin(session_id)
+    await work.say("an answer")
+    assert (await store.admit(session_id, "meanwhile", delivery="steer")).claimed, "so nobody sends a wake"
+    assert await work.settle() is False
+    assert await store.release(work.token) == "more"
+    promoted = await store.prepare(work.token, 2)
+    before = await store.everything(session_id)
+
+    assert await work.settle() is False
+    assert await store.release(work.token, 1) == "more"
+    assert await store.prepare(work.token, 2) == promoted
+    assert promoted.promoted == 1
+    assert await store.everything(session_id) == before
+
+
+async def test_a_late_twin_of_a_release_ends_no_later_step(store: StoreKit, session_id: str) -> None:
+    """The session is at a step that has promoted nothing, as after tools, and its inbox is empty."""
+    work = await store.begin(session_id)
+    await work.settle()
+    await store.prepare(work.token, 2)
+
+    assert await store.release(work.token, 1) == "more"
+    assert (await store.prepare(work.token, 1)).promoted == 0
+    assert await store.release(work.token, 2) == "done"
+
+
 async def test_an_execution_that_was_taken_away_answers_nothing_from_the_ledger(
     store: StoreKit, session_id: str
 ) -> None:

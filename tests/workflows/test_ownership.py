@@ -76,7 +76,7 @@ async def refused(house: House, handle: WorkflowHandle[Any, Any]) -> None:
 
 
 @pytest.mark.conformance("OWN-01")
-@pytest.mark.parametrize("activity", ["_claim", "resolve_model"], ids=["before it is resolved", "while it is resolved"])
+@pytest.mark.parametrize("activity", ["admit_start", "resolve_model"], ids=["before it is resolved", "while it is resolved"])
 async def test_no_request_goes_out_for_a_session_that_has_another_owner(house: MakeHouse, activity: str) -> None:
     h = await house([[Say("Never said.")]])
     session_id = h.new_id()
@@ -157,7 +157,7 @@ async def test_a_former_owner_does_not_fail_the_tools_that_were_left_running(hou
     await h.ended(session_id)
     await left_running(h, session_id)
     theft = Theft(h, session_id)
-    with During(h, "_claim", theft):
+    with During(h, "admit_start", theft):
         handle = await h.start(session_id)
         await refused(h, handle)
     messages = await h.messages(session_id)

@@ -239,7 +239,7 @@ async def test_a_resume_that_comes_during_the_claim_joins_the_turn(house: MakeHo
     await h.prompt(session_id, "Go.", resume=False)
     await h.ended(session_id)
     handle = h.client.get_workflow_handle(session_id)
-    with Outage(h, "_claim") as outage:
+    with Outage(h, "admit_start") as outage:
         starting = asyncio.create_task(resume(h, session_id) if forced else h.start(session_id))
         await outage.felt.wait()
         again = asyncio.create_task(handle.execute_update("resume", result_type=TurnResult))
@@ -311,7 +311,8 @@ async def test_a_signal_that_comes_during_an_activity_is_not_lost(house: MakeHou
         await handle.signal(signal, *([] if signal == "wake" else [{"text": "More."}]))
 
     with During(h, activity, send):
-        await h.start(session_id, "Go.")
+        # The claim goes with the admission of a start input, and by itself after any other.
+        await (h.prompt if activity == "_claim" else h.start)(session_id, "Go.")
         result = await h.ended(session_id)
 
     assert result.outcome == "done"
