@@ -40,6 +40,11 @@ bench: $(STAMP) ## run the benchmarks
 chaos: $(STAMP) ## N random sessions under random faults, which follow from SEED; all counts have to be 0
 	@$(BIN)/python -m tests.chaos --sessions $(or $(N),200) --seed $(or $(SEED),7) $(ARGS)
 
+.PHONY: model
+model: $(STAMP) ## explore the ownership protocol, with each of its rules left out; then the store beside its model
+	@$(BIN)/python -m tests.model $(ARGS)
+	@MODEL_EXAMPLES=$(or $(N),200) $(BIN)/python -m pytest -q tests/model/test_store_machine.py
+
 COMPILE = UV_NO_CONFIG=1 $(BIN)/uv pip compile pyproject.toml --extra build --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet
 

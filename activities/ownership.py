@@ -66,7 +66,13 @@ class OwnershipActivities:
         )
         concern(execution=token.execution_id)
         limits = self._services.settings.limits
-        return Wanted(token, force=given.force, reason=given.reason, max_continuations=limits.max_continuations)
+        return Wanted(
+            token,
+            force=given.force,
+            reason=given.reason,
+            max_continuations=limits.max_continuations,
+            carried=given.carried,
+        )
 
     def answer(self, wanted: Wanted, claimed: Claimed, seen: Seen | None = None) -> ClaimResult:
         """Log what the committed claim came to, and give it to the workflow."""
@@ -77,11 +83,17 @@ class OwnershipActivities:
             provider_timeout=limits.provider_timeout_seconds,
             tool_timeout=limits.tool_timeout_seconds,
             max_provider_attempts=limits.max_provider_attempts,
+            max_run_events=limits.max_run_events,
             search_attributes=services.search_attributes,
             workspace_wait=limits.workspace_wait_seconds,
             workspace_absent=limits.workspace_absent,
         )
-        return ClaimResult(token=wanted.token if claimed.held else None, exhausted=claimed.exhausted, settings=settings)
+        return ClaimResult(
+            token=wanted.token if claimed.held else None,
+            exhausted=claimed.exhausted,
+            repeated=claimed.repeated,
+            settings=settings,
+        )
 
     async def _claim(self, wanted: Wanted) -> tuple[Claimed, Seen | None]:
         """Claim; of another owner ask Temporal first, outside any transaction, and claim if it is still that one."""
@@ -97,7 +109,9 @@ class OwnershipActivities:
                     owner = await ownership.owner_of(conn, session_id)
                 seen = None
                 if owner is not None and owner.owner_id != wanted.token.owner_id:
-                    seen = Seen(owner, await state_of_run(services.temporal, session_id, owner.owner_id))
+                    seen = Seen(
+                        owner, await state_of_run(services.temporal, session_id, owner.owner_id, wanted.token.owner_id)
+                    )
                 continue
             return claimed, seen
         raise ClaimRefusedError(f"session {session_id} changes hands too fast to be claimed")

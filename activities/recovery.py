@@ -5,8 +5,8 @@ from __future__ import annotations
 from temporalio import activity
 
 from activities.guard import guarded
-from fencepost.domain import contracts
-from fencepost.domain.contracts import RecoveryInput, RecoveryResult
+from fencepost.domain import scanning
+from fencepost.domain.scanning import RecoveryInput, RecoveryResult
 from fencepost.recoveries import Scan
 from fencepost.runs import Runs
 from fencepost.services import Services
@@ -19,7 +19,7 @@ class RecoveryActivities:
     def __init__(self, services: Services) -> None:
         self._services = services
 
-    @activity.defn(name=contracts.RECOVER_SESSIONS)
+    @activity.defn(name=scanning.RECOVER_SESSIONS)
     @guarded
     async def recover_sessions(self, given: RecoveryInput) -> RecoveryResult:
         """Scan once, within the given bound."""

@@ -54,6 +54,9 @@ class LimitsConfig(Configured):
         default=3, ge=0, description="how often a turn goes on after one cut answer upon another"
     )
     max_provider_attempts: int = Field(default=5, ge=1, description="requests for one step while nothing was shown")
+    max_run_events: int = Field(
+        default=4_000, ge=1, description="history events of a run, after which its turn goes on in a new run"
+    )
     max_recovery_attempts: int = Field(default=5, ge=1, description="recoveries of one turn before it is put aside")
     provider_timeout_seconds: float = Field(default=3600, gt=0, description="the longest model call")
     tool_timeout_seconds: float = Field(default=900, gt=0, description="the longest tool call")

@@ -26,7 +26,7 @@ from temporalio.client import (
 from temporalio.common import WorkflowIDConflictPolicy
 from temporalio.service import RPCError
 
-from fencepost.domain import contracts
+from fencepost.domain import scanning
 from fencepost.domain.errors import FencepostError, UnavailableError
 from fencepost.domain.ownership import OwnerRun
 from fencepost.store import recovery
@@ -70,10 +70,10 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     cut_off: str | None = None
 
-    def result(self) -> contracts.RecoveryResult:
+    def result(self) -> scanning.RecoveryResult:
         """Give it as numbers."""
         counts = Counter(finding.outcome.did for finding in self.findings)
-        return contracts.RecoveryResult(done=dict(sorted(counts.items())), cut_off=self.cut_off)
+        return scanning.RecoveryResult(done=dict(sorted(counts.items())), cut_off=self.cut_off)
 
 
 class _UndoneError(Exception):
@@ -190,11 +190,11 @@ class AwayError(Exception):
 async def schedule(client: Client, deployment: str, task_queue: str) -> None:
     """Have a scan now, and one every few seconds from now on, whichever worker is there for it. Never fails: where
     schedules are not permitted the workers' own first scans, and the command, are what there is."""
-    name = contracts.recovery_id(deployment, task_queue)
+    name = scanning.recovery_id(deployment, task_queue)
     action = ScheduleActionStartWorkflow(
-        contracts.RECOVERY, id=name, task_queue=task_queue, execution_timeout=_RUN, args=[]
+        scanning.RECOVERY, id=name, task_queue=task_queue, execution_timeout=_RUN, args=[]
     )
-    every = ScheduleSpec(intervals=[ScheduleIntervalSpec(timedelta(seconds=contracts.RECOVERY_SECONDS))])
+    every = ScheduleSpec(intervals=[ScheduleIntervalSpec(timedelta(seconds=scanning.RECOVERY_SECONDS))])
     policy = SchedulePolicy(overlap=ScheduleOverlapPolicy.SKIP, catchup_window=timedelta(seconds=10))
     try:
         await client.create_schedule(name, Schedule(action, every, policy=policy), rpc_timeout=_RPC)
@@ -204,7 +204,7 @@ async def schedule(client: Client, deployment: str, task_queue: str) -> None:
         _log.warning("recovery not scheduled", kind=type(error).__name__)
     try:
         await client.start_workflow(
-            contracts.RECOVERY,
+            scanning.RECOVERY,
             id=f"{name}-at-start",
             task_queue=task_queue,
             execution_timeout=_RUN,

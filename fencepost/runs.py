@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client as TemporalClient
@@ -288,13 +289,18 @@ class _RepairedError(Exception):
     """The run was ended by a repair: another one goes on."""
 
 
-async def state_of_run(client: TemporalClient, session_id: str, run_id: str) -> OwnerRun:
-    """Ask Temporal how the run that owns a session is doing."""
-    return (await facts_of_run(client, session_id, run_id)).state
+async def state_of_run(client: TemporalClient, session_id: str, run_id: str, asker: str | None = None) -> OwnerRun:
+    """Ask Temporal how the run that owns a session is doing. `asker` is the run that wants to know, if one does."""
+    return (await facts_of_run(client, session_id, run_id, asker)).state
 
 
-async def facts_of_run(client: TemporalClient, session_id: str, run_id: str | None) -> RunFacts:
-    """Ask Temporal about a run, or about the session's newest one."""
+async def facts_of_run(
+    client: TemporalClient, session_id: str, run_id: str | None, asker: str | None = None
+) -> RunFacts:
+    """Ask Temporal about a run, or about the session's newest one.
+
+    Of a run that continued as new the answer is that of the run in which it goes on, or `closed` for that run itself.
+    """
     try:
         described = await client.get_workflow_handle(session_id, run_id=run_id).describe(rpc_timeout=_ANSWER)
         raw, status = described.raw_description, described.status
@@ -305,6 +311,11 @@ async def facts_of_run(client: TemporalClient, session_id: str, run_id: str | No
             state = "open"
         elif status == WorkflowExecutionStatus.CANCELED:
             state = "cancelled"
+        elif status == WorkflowExecutionStatus.CONTINUED_AS_NEW and run_id is not None:
+            # What it did goes on in the next run, which has not claimed the session yet.
+            following = await _next_run(client.get_workflow_handle(session_id, run_id=run_id))
+            if following not in ("", asker):
+                return await facts_of_run(client, session_id, following, asker)
         elif status == WorkflowExecutionStatus.TERMINATED:
             repaired = await _was_repaired(client.get_workflow_handle(session_id, run_id=described.run_id))
             state = "closed" if repaired else "terminated"
@@ -317,10 +328,22 @@ async def facts_of_run(client: TemporalClient, session_id: str, run_id: str | No
 
 async def _was_repaired(handle: WorkflowHandle[Any, Any]) -> bool:
     """Say whether a terminated run was ended by a repair; its last event tells."""
+    event = await _last_event(handle)
+    return event is not None and event.workflow_execution_terminated_event_attributes.reason == REPAIR
+
+
+async def _next_run(handle: WorkflowHandle[Any, Any]) -> str:
+    """Give the id of the run as which a run has continued."""
+    event = await _last_event(handle)
+    followed = event.workflow_execution_continued_as_new_event_attributes if event is not None else None
+    return followed.new_execution_run_id if followed is not None else ""
+
+
+async def _last_event(handle: WorkflowHandle[Any, Any]) -> HistoryEvent | None:
     last = WorkflowHistoryEventFilterType.CLOSE_EVENT
     async for event in handle.fetch_history_events(event_filter_type=last, rpc_timeout=_ANSWER):
-        return event.workflow_execution_terminated_event_attributes.reason == REPAIR
-    return False
+        return event
+    return None
 
 
 async def _through_outages(call: Callable[[], Awaitable[Result]]) -> Result:

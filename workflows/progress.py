@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from temporalio import workflow
+from temporalio.common import SearchAttributeKey
 
 with workflow.unsafe.imports_passed_through():
     from fencepost.domain.contracts import Plan
@@ -60,6 +61,19 @@ class Progress:
             self.waiting_for = what
             self.phase = "waiting" if what else "busy"
             self.show()
+
+    def attribute(self, known: tuple[str, ...]) -> None:
+        """Make the run findable by what it runs. Only by attributes that the server has: an unknown one would fail the
+        workflow task for ever."""
+        assert self.plan is not None, "a step has its plan"
+        updates = []
+        for name, value in (("FencepostAgent", self.plan.agent), ("FencepostModel", str(self.plan.model))):
+            if name in known:
+                key = SearchAttributeKey.for_keyword(name)
+                if workflow.info().typed_search_attributes.get(key) != value:
+                    updates.append(key.value_set(value))
+        if updates:
+            workflow.upsert_search_attributes(updates)
 
     def show(self) -> None:
         """Put it where the Temporal UI shows it."""

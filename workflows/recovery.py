@@ -11,14 +11,14 @@ from temporalio.exceptions import FailureError
 from workflows.calls import ONCE, failure_message
 
 with workflow.unsafe.imports_passed_through():
-    from fencepost.domain import contracts
-    from fencepost.domain.contracts import RecoveryInput, RecoveryResult
+    from fencepost.domain import scanning
+    from fencepost.domain.scanning import RecoveryInput, RecoveryResult
 
 # A scan makes some hundred short calls at most. One that takes longer is cut off, and the next one goes on.
 _LONGEST = timedelta(seconds=60)
 
 
-@workflow.defn(name=contracts.RECOVERY)
+@workflow.defn(name=scanning.RECOVERY)
 class Recovery:
     """Scans once. What could not be reached is left to the next run, so that a failure is a result like any other."""
 
@@ -28,7 +28,7 @@ class Recovery:
         del args  # none yet; whatever a later schedule passes is no reason to fail
         try:
             result: RecoveryResult = await workflow.execute_activity(
-                contracts.RECOVER_SESSIONS,
+                scanning.RECOVER_SESSIONS,
                 RecoveryInput(),
                 result_type=RecoveryResult,
                 summary="recovery scan",

@@ -214,6 +214,7 @@ class SessionTurn:
     async def _begin(self, start: StartInput) -> None:
         """Create the session and admit the prompt of the start input; either is refused visibly."""
         self._mail.rejected.extend(start.rejected)
+        self._work.go_on(start.going_on)
         # A bare start is a wake; one that came along with a signal or an update leaves it to those.
         asks = start.prompt is not None or start.carried or not self._others
         if asks and (start.prompt is None or start.prompt.resume):

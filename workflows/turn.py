@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from temporalio import workflow
-from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import FailureError
 
 from workflows.calls import (
@@ -51,8 +50,9 @@ Result = TypeVar("Result")
 # Failures after which the activity's hand may still move somewhere, or the database did not let it finish.
 _GONE = frozenset({"Timeout", "Cancelled", contracts.WORKER_SHUTDOWN, UnavailableError.code})
 
-Ended: TypeAlias = Literal["yield", "failed", "interrupted", "take-over"]
-"""`take-over` asks for a new execution id, under which the turn goes on if it has to."""
+Ended: TypeAlias = Literal["yield", "failed", "interrupted", "take-over", "carry"]
+"""`take-over` asks for a new execution id, under which the turn goes on if it has to; `carry` for a new run, in which
+it goes on with the next step."""
 
 
 class Turn:
@@ -74,7 +74,7 @@ class Turn:
         self._stop_settled = False
         self.reason: TakeoverReason = "lost"
         self.step = 0
-        self._agent_step = 0
+        self.agent_step = 0
         self._message_id = ""
         self._settled = True
         self.released: ReleaseState | None = None
@@ -153,9 +153,9 @@ class Turn:
 
     # Steps
 
-    async def run(self, *, force: bool) -> Ended:
-        """Run steps until there is nothing more to do under this token. `force` makes one step even without input."""
-        going_on = False
+    async def run(self, *, force: bool, going_on: bool = False) -> Ended:
+        """Run steps until there is nothing more to do under this token. `force` makes one step even without input;
+        `going_on` says that the first one is in the middle of a turn."""
         self.released, self._begun = None, None
         while True:
             if self.interrupted():
@@ -167,7 +167,7 @@ class Turn:
             if not (going_on or force or begun.promoted or begun.continued):
                 return "yield"
             force = False
-            self._agent_step = 1 if begun.promoted else self._agent_step + 1
+            self.agent_step = 1 if begun.promoted else self.agent_step + 1
             self.progress.steps += 1
             ended = await self._run_step(begun)
             if ended != "continue":
@@ -184,7 +184,7 @@ class Turn:
 
     def _next_step(self, *, queued: bool, required: bool) -> ResolveInput:
         return ResolveInput(
-            token=self.token, step=self.step + 1, queued=queued, required=required, agent_step=self._agent_step
+            token=self.token, step=self.step + 1, queued=queued, required=required, agent_step=self.agent_step
         )
 
     async def _run_step(self, begun: Resolved) -> Ended | Literal["continue"]:
@@ -196,7 +196,7 @@ class Turn:
             return await self._settle_failed(begun.error or "there is no plan for this step")
         self._plan = progress.plan = plan
         progress.show()
-        self._set_attributes(plan)
+        progress.attribute(self.settings.search_attributes)
         result = await self._request(plan)
         if self.interrupted():
             await self._rest()
@@ -313,6 +313,8 @@ class Turn:
     # Settlement
 
     async def _settle(self, plan: Plan, result: StreamResult) -> Ended | Literal["continue"]:
+        last = decisions.after_step(result) == "yield"
+        carry = not last and self._is_long()
         settled = await self._database(
             contracts.SETTLE_STEP,
             SettleInput(
@@ -321,8 +323,8 @@ class Turn:
                 assistant_message_id=self._message_id,
                 plan=plan,
                 result=result,
-                release=self._is_last(result),
-                next=None if self._is_last(result) else self._next_step(queued=False, required=True),
+                release=last,
+                next=None if last or carry else self._next_step(queued=False, required=True),
             ),
             SettleResult,
             "settle step",
@@ -338,10 +340,12 @@ class Turn:
             return "take-over"
         if not result.ok:
             return "failed"
-        return "yield" if self._is_last(result) else "continue"
+        return "yield" if last else "carry" if carry else "continue"
 
-    def _is_last(self, result: StreamResult) -> bool:
-        return decisions.after_step(result) == "yield"
+    def _is_long(self) -> bool:
+        """Say whether the run's history is long enough: Temporal ends a run whose history grows without end."""
+        info = workflow.info()
+        return info.is_continue_as_new_suggested() or info.get_current_history_length() >= self.settings.max_run_events
 
     async def _settle_failed(self, error: str) -> Ended:
         settled = await self._database(
@@ -385,15 +389,3 @@ class Turn:
 
     async def _database(self, name: str, given: WireModel, result_type: type[Result], summary: str) -> Result:
         return await database_step(name, given, result_type, summary=summary, waiting=self.progress.wait_for_service)
-
-    def _set_attributes(self, plan: Plan) -> None:
-        """Only attributes that the server has: an unknown one would fail the workflow task for ever."""
-        known = self.settings.search_attributes
-        updates = []
-        for name, value in (("FencepostAgent", plan.agent), ("FencepostModel", str(plan.model))):
-            if name in known:
-                key = SearchAttributeKey.for_keyword(name)
-                if workflow.info().typed_search_attributes.get(key) != value:
-                    updates.append(key.value_set(value))
-        if updates:
-            workflow.upsert_search_attributes(updates)

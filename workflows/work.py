@@ -18,6 +18,7 @@ with workflow.unsafe.imports_passed_through():
     from fencepost.domain.contracts import (
         ClaimInput,
         ClaimResult,
+        GoingOn,
         InterruptInput,
         Outcome,
         PromptInput,
@@ -65,6 +66,7 @@ class Work:
         self._cancelled = False
         self._stop: Stop | None = None
         self._last: Outcome = "idle"
+        self._going_on: GoingOn | None = None
 
     # What is asked for
 
@@ -118,7 +120,15 @@ class Work:
         if not self._wanted:
             return None
         self._claims += 1
-        return ClaimInput(session_id=self.session_id, ordinal=self._claims)
+        carried = self._going_on is not None
+        return ClaimInput(session_id=self.session_id, ordinal=self._claims, force=carried, carried=carried)
+
+    def go_on(self, given: GoingOn | None) -> None:
+        """Take up the turn of the run before, if it is in the middle of one."""
+        self._going_on = given
+        if given is not None:
+            progress = self.progress
+            progress.steps, progress.tokens, progress.cost = given.steps, given.tokens, given.cost
 
     def claimed(self, claim: ClaimResult | None) -> None:
         """Take the answer to the first claim. One that found nothing is made again: input may have come since."""
@@ -169,14 +179,15 @@ class Work:
         stop = self._stop
         held, self._held = self._held, None
         claim = held or await self._claim(reason, force=force)
+        going_on, self._going_on = self._going_on, None
         if claim.token is not None:
-            return await self._run_turns(claim, claim.token, force=self._joined() or force)
+            return await self._run_turns(claim, claim.token, force=self._joined() or force, going_on=going_on)
         if claim.exhausted or self._given_up:
             self._given_up = False
             self._end_turn("failed")
             self.progress.error = "the turn was cut off too often, and was given up: send a prompt to go on"
-        elif self._force or self._stop is not stop:
-            self._wanted = True  # asked for while the claim was on its way, so that it was not seen
+        elif self._force or self._stop is not stop or claim.repeated:
+            self._wanted = True  # asked for while the claim was on its way, or since: it was not seen
             return "lost"
         else:
             self._end_turn(self._last)
@@ -192,7 +203,10 @@ class Work:
     async def _claim(self, reason: TakeoverReason, *, force: bool) -> ClaimResult:
         self._claims += 1
         self._claiming = True
-        given = ClaimInput(session_id=self.session_id, ordinal=self._claims, force=force, reason=reason)
+        carried = self._going_on is not None
+        given = ClaimInput(
+            session_id=self.session_id, ordinal=self._claims, force=force or carried, reason=reason, carried=carried
+        )
         try:
             return await self._database(contracts.CLAIM_SESSION, given, ClaimResult, "claim session")
         finally:
@@ -205,17 +219,25 @@ class Work:
         if claim.token is None:
             raise ApplicationError("the claim is gone", type=OwnershipLostError.code)
 
-    async def _run_turns(self, claim: ClaimResult, token: Token, *, force: bool) -> TakeoverReason:
+    async def _run_turns(
+        self, claim: ClaimResult, token: Token, *, force: bool, going_on: GoingOn | None
+    ) -> TakeoverReason:
         """Run turns under one claim until the session is released or has to be claimed anew."""
         assert claim.settings is not None
         turn = self.turn = Turn(token, claim.settings, self.progress, self._renew)
         stop, self._stop = self._stop, None
         if stop is not None:
             turn.stop(stop)
+        if going_on is not None:
+            turn.agent_step = going_on.agent_step
+        middle = going_on is not None
         try:
             while True:
-                ended = await turn.run(force=force)
-                force = False
+                ended = await turn.run(force=force, going_on=middle)
+                force, middle = False, ended == "carry"
+                if middle:
+                    await self._continue_as_new(turn)
+                    continue  # it was needed here
                 if ended == "take-over":
                     self._wanted = True
                     return turn.reason
@@ -233,7 +255,8 @@ class Work:
         finally:
             self.turn = None
             self._stop = turn.unsettled_stop or self._stop
-        await self._continue_as_new()
+        if self._should_continue_as_new():
+            await self._continue_as_new()
         return "lost"
 
     async def _release(self, turn: Turn, *, interrupted: bool) -> str:
@@ -249,19 +272,24 @@ class Work:
         info = workflow.info()
         return info.is_continue_as_new_suggested() or workflow.now() - info.start_time >= _OLD_ENOUGH
 
-    async def _continue_as_new(self) -> None:
-        """Begin the next turn as a new run if this one is old, with everything that was signalled to it admitted. Not
-        when something was asked for that a new run would not know of."""
-        if not self._should_continue_as_new():
-            return
+    async def _continue_as_new(self, turn: Turn | None = None) -> None:
+        """Begin the next turn as a new run, or go on there with the one in hand, with everything that was signalled to
+        this one admitted. Not when something was asked for that a new run would not know of."""
         await workflow.wait_condition(
             lambda: not self.mail and (workflow.all_handlers_finished() or self._is_needed_here())
         )
-        if not self._is_needed_here():
-            workflow.continue_as_new(StartInput(carried=True, rejected=tuple(self.mail.rejected)))
+        if self._is_needed_here():
+            return
+        going_on, progress = None, self.progress
+        if turn is not None:
+            going_on = GoingOn(
+                agent_step=turn.agent_step, steps=progress.steps, tokens=progress.tokens, cost=progress.cost
+            )
+        workflow.continue_as_new(StartInput(carried=True, rejected=tuple(self.mail.rejected), going_on=going_on))
 
     def _is_needed_here(self) -> bool:
-        return self._force or self._stop is not None or self._cancelled or self.resumes > 0
+        stopped = self._stop is not None or (self.turn is not None and self.turn.interrupted())
+        return self._force or stopped or self._cancelled or self.resumes > 0
 
     def _end_turn(self, outcome: Outcome) -> None:
         self._last = outcome

@@ -110,13 +110,23 @@ class Rejection(WireModel):
     reason: str
 
 
+class GoingOn(WireModel):
+    """What a turn has had so far that goes on in a new run; `agent_step` counts since the last input."""
+
+    agent_step: int
+    steps: int
+    tokens: Tokens
+    cost: float
+
+
 class StartInput(WireModel):
-    """Input of the workflow. `carried` and `rejected` are set only by a run that continues as new."""
+    """Input of the workflow. `carried`, `rejected` and `going_on` are set only by a run that continues as new."""
 
     session: SessionInput | None = None
     prompt: PromptInput | None = None
     carried: bool = False
     rejected: tuple[Rejection, ...] = ()
+    going_on: GoingOn | None = None
 
 
 class Status(WireModel):
@@ -134,32 +144,7 @@ class Status(WireModel):
     rejected: tuple[Rejection, ...] = ()
 
 
-# Between the workflow and its activities. `Recovery` and its schedule are internal too.
-
-RECOVERY = "Recovery"
-RECOVER_SESSIONS = "recover_sessions"
-RECOVERY_SECONDS = 10
-"""How often sessions are looked for that nobody works on and that somebody should."""
-
-
-def recovery_id(deployment: str, task_queue: str) -> str:
-    """Give the id of the recovery schedule, and the beginning of the ids of its runs: deployments that share a
-    Temporal namespace differ in at least one of the two."""
-    return f"fencepost-recovery-{deployment}-{task_queue}"
-
-
-class RecoveryInput(WireModel):
-    """`batch` bounds what one scan does of each kind."""
-
-    batch: int = 50
-
-
-class RecoveryResult(WireModel):
-    """What one scan came to: how many sessions for each thing that was done; `cut_off` says why it ended early."""
-
-    done: dict[str, int] = Field(default_factory=dict)
-    cut_off: str | None = None
-
+# Between the turn workflow and its activities.
 
 SIGNAL_ANNOUNCE = "announce_tool_call"
 SIGNAL_BEGUN = "announce_tool_start"
@@ -200,12 +185,13 @@ class PlacedInterrupt(WireModel):
 
 class ClaimInput(WireModel):
     """`ordinal` counts the claims of this run: with the run's id it gives the execution's id. The same one again
-    renews the claim."""
+    renews the claim. `carried` asks for a session between two steps of a turn that goes on in this run."""
 
     session_id: str
     ordinal: int
     force: bool = False
     reason: TakeoverReason = "lost"
+    carried: bool = False
 
 
 class Settings(WireModel):
@@ -215,16 +201,18 @@ class Settings(WireModel):
     provider_timeout: float
     tool_timeout: float
     max_provider_attempts: int
+    max_run_events: int = 4_000
     workspace_wait: float = 30
     workspace_absent: Literal["wait", "fail"] = "wait"
     search_attributes: tuple[str, ...] = ()
 
 
 class ClaimResult(WireModel):
-    """`token` is there when the session is held."""
+    """`token` is there when the session is held; `repeated` says that this was so when the claim was first made."""
 
     token: Token | None = None
     exhausted: bool = False
+    repeated: bool = False
     settings: Settings | None = None
 
 

@@ -64,12 +64,14 @@ _GIVE_BACK, _GIVE_BACK_ALL_BUT_WAKING = _give_back(inbox.PENDING), _give_back(in
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A claim by a run. `force` claims although nothing waits; `reason` is why a run takes over from itself."""
+    """A claim by a run. `force` claims although nothing waits; `reason` is why a run takes over from itself. `carried`
+    is a claim between two steps of a turn, whose run has continued as new: nothing was cut off."""
 
     token: Token
     force: bool = False
     reason: TakeoverReason = "lost"
     max_continuations: int = 3
+    carried: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ class Claimed:
     exhausted: bool = False
     renewed: bool = field(default=False, compare=False)
     taken_from: str | None = field(default=None, compare=False)
+    repeated: bool = field(default=False, compare=False)
+    """The answer is that of an earlier call, which found nothing; since then something may have come."""
 
 
 class AskAgainError(Exception):
@@ -131,7 +135,7 @@ async def claim(
                 f"session {token.session_id} is owned by run {old.owner_id} ({seen.run}): this run leaves it alone"
             )
         reason = takeover_reason(seen.run)
-    outcome = await reconcile(conn, held, reason, wanted.max_continuations)
+    outcome = await reconcile(conn, held, reason, wanted.max_continuations, carried=wanted.carried, called=True)
     if not wanted.force and not await inbox.has_pending(conn, token.session_id):
         await RELEASE.run(conn, session_id=token.session_id)
         return await _not_held(conn, token, head, exhausted=outcome.exhausted)
@@ -140,9 +144,8 @@ async def claim(
         .where(execution.c.session_id == token.session_id)
         .values(**_fresh(token, head, lease), recovery_error=None)
     )
-    await ledger.open_ledger(
-        conn, token, outcome.continuations, head.now, results={"exhausted": True} if outcome.exhausted else None
-    )
+    results = {name: True for name in ("exhausted", "carried") if getattr(outcome, name)}
+    await ledger.open_ledger(conn, token, outcome.continuations, head.now, results=results)
     return Claimed(held=True, exhausted=outcome.exhausted, taken_from=old.owner_id)
 
 
@@ -181,62 +184,91 @@ async def _not_held(conn: AsyncConnection, token: Token, head: Head, *, exhauste
 
 def _recorded(own: ledger.Ledger) -> Claimed:
     """Answer a claim that was made and ended before: held, if its own run has worked and released it since."""
-    return Claimed(held=bool(own.results.get("released")), exhausted=bool(own.results.get("exhausted")))
+    held = bool(own.results.get("released"))
+    return Claimed(held, exhausted=bool(own.results.get("exhausted")), repeated=not held)
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciled:
-    """How many continuations this turn has had, whether another one was due but refused, and whether one is recorded
-    for the execution."""
+    """How many continuations this turn has had, whether another one was due but refused, whether one is recorded for
+    the execution, and whether the turn goes on without one."""
 
     continuations: int
     exhausted: bool
     recorded: bool = False
+    carried: bool = False
 
 
-async def reconcile(conn: AsyncConnection, held: Held, reason: TakeoverReason, max_continuations: int) -> Reconciled:
+async def reconcile(
+    conn: AsyncConnection,
+    held: Held,
+    reason: TakeoverReason,
+    max_continuations: int,
+    *,
+    carried: bool = False,
+    called: bool = False,
+) -> Reconciled:
     """Settle what an ended execution left, under its row's lock, in the transaction that replaces or deletes the row.
 
     Closes its open parts, fails its open tools, records one interruption of its open step, and at most one
-    continuation: if promoted input is unanswered and the last interruption was not the user's.
+    continuation: if promoted input is unanswered and the last interruption was not the user's. What is `carried` over
+    between two steps goes on without: the claim that follows says in its ledger that an answer is owed.
+
+    A run that its user has ended may have prepared one more step before its worker heard of it, and promoted what was
+    sent after the end. If a client has `called` since, which is why there is a claim, that is answered.
     """
     old, head = held.token, held.head
     done = await ledger.find(conn, old.execution_id)
     stage = done.stage if done is not None else await _stage_seen(conn, held)
     step_open = stage == "requested"
-    answer_owed = stage != "claimed" and await _unanswered(conn, held, step_open=step_open)
-    last_own = await _last_appended(conn, old) if stage != "claimed" else -1
-    made: list[events.DurableEvent] = []
-    if step_open and held.assistant_message_id is not None:
-        message = await leftovers.newest_assistant(conn, old.session_id)
-        if message is not None and message.id == held.assistant_message_id:
-            made += await leftovers.close_open_parts(conn, head, message.id, message.data)
-    if step_open or (answer_owed and stage != "settled"):
-        made.append(
-            StepInterrupted(
-                timestamp=head.now,
-                session_id=old.session_id,
-                assistant_message_id=held.assistant_message_id if step_open else None,
-                execution_id=old.execution_id,
-                reason=reason,
-            )
-        )
-    entries = [Entry(derived_id("evt", old.execution_id, "reconciled", n), event) for n, event in enumerate(made)]
-    await event_log.append(conn, head, entries)
+    begun = stage != "claimed" or (done is not None and bool(done.results.get("carried")))
+    answer_owed = begun and await _unanswered(conn, held, step_open=step_open)
+    last_own = await _last_appended(conn, old) if begun else -1
+    carried = carried and answer_owed and continues(reason) and stage in ("claimed", "settled")
+    if step_open or (answer_owed and stage != "settled" and not carried):
+        await _interrupt(conn, held, reason, held.assistant_message_id if step_open else None)
     if not continues(reason):
         await inbox.clear_wakes(conn, old.session_id, last_own)
     await leftovers.close_books(conn, old.session_id)
+    late = called and not continues(reason) and done is not None and _has_promoted(done)
     if done is not None:
         results = {**done.results, "moved": True} if reason == "moved" else done.results
         await ledger.move(conn, done, done.step, "released", head.now, results=results)
     had = done.continuations if done is not None else 0
     if done is not None and done.results.get("continued"):
         return Reconciled(had + 1, exhausted=False, recorded=True)  # its settlement recorded the continuation already
-    due = answer_owed and continues(reason)
-    if due and had < max_continuations:
+    if carried:
+        return Reconciled(had, exhausted=False, carried=True)
+    due = answer_owed and (continues(reason) or late)
+    if due and (had < max_continuations or late):
         await continuation.record(conn, old.session_id, old.execution_id, held.assistant_message_id, head.now)
         return Reconciled(had + 1, exhausted=False, recorded=True)
     return Reconciled(had, exhausted=due)
+
+
+async def _interrupt(conn: AsyncConnection, held: Held, reason: TakeoverReason, message_id: str | None) -> None:
+    """Close what is open of a step's message, if it has one, and record the step's interruption."""
+    old, head = held.token, held.head
+    made: list[events.DurableEvent] = []
+    message = await leftovers.newest_assistant(conn, old.session_id) if message_id is not None else None
+    if message is not None and message.id == message_id:
+        made += await leftovers.close_open_parts(conn, head, message.id, message.data)
+    made.append(
+        StepInterrupted(
+            timestamp=head.now,
+            session_id=old.session_id,
+            assistant_message_id=message_id,
+            execution_id=old.execution_id,
+            reason=reason,
+        )
+    )
+    entries = [Entry(derived_id("evt", old.execution_id, "reconciled", n), event) for n, event in enumerate(made)]
+    await event_log.append(conn, head, entries)
+
+
+def _has_promoted(done: ledger.Ledger) -> bool:
+    """Say whether input was promoted for a step whose request was never made."""
+    return done.stage == "prepared" and bool(done.results.get("prepared", {}).get("promoted"))
 
 
 async def free(conn: AsyncConnection, session_id: str) -> None:

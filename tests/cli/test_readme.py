@@ -51,7 +51,7 @@ def test_its_contract_is_the_code_s() -> None:
     }.items():
         for kind in kinds:
             assert {name for name in _wire_names(kind) if not re.search(rf"\b{name}\b", rows[row])} == set()
-    assert _wire_names(StartInput) == {"session", "prompt", "carried", "rejected"}
+    assert _wire_names(StartInput) == {"session", "prompt", "carried", "rejected", "goingOn"}
 
 
 def test_its_temporal_commands_have_the_options_it_uses() -> None:

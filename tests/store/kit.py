@@ -101,12 +101,13 @@ class StoreKit:
         owner_run: OwnerRun | None = None,
         reason: TakeoverReason = "lost",
         max_continuations: int = 3,
+        carried: bool = False,
     ) -> Claimed:
         """Claim for the token. `owner_run` is what Temporal says of the present owner's run."""
         async with self.database.read() as conn:
             owner = await ownership.owner_of(conn, token.session_id)
         seen = Seen(owner, owner_run) if owner is not None and owner_run is not None else None
-        wanted = Wanted(token, force=force, reason=reason, max_continuations=max_continuations)
+        wanted = Wanted(token, force=force, reason=reason, max_continuations=max_continuations, carried=carried)
         return await self.do(claims.claim, wanted, seen, LEASE)
 
     async def release(self, token: Token, step: int | None = None, *, interrupted: bool = False) -> Released:

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import text
 
 from fencepost.domain import events
+from fencepost.domain.errors import OwnershipLostError
 from fencepost.domain.messages import (
     AssistantMessage,
     CompletedTool,
@@ -18,7 +19,7 @@ from fencepost.domain.messages import (
 from fencepost.domain.ownership import OwnerRun
 from fencepost.domain.projection import INTERRUPTED, UNSETTLED
 from fencepost.store import steps, tables
-from tests.store.kit import LEASE, USER_STOP, StoreKit, token_of
+from tests.store.kit import LEASE, USER_STOP, StoreKit, Work, token_of
 
 NEXT = "run-2"
 
@@ -233,6 +234,61 @@ async def test_ending_a_run_from_outside_holds_back_only_what_it_had_in_sight(st
     await _take_over(store, session_id, "terminated")
     wakes = {row["id"]: row["wake_pending"] for row in await store.rows(tables.session_input, session_id)}
     assert (wakes[before.id], wakes[after.id]) == (False, True)
+
+
+async def test_what_an_ended_run_promoted_at_the_last_moment_is_answered_when_somebody_calls(
+    store: StoreKit, session_id: str
+) -> None:
+    """Its worker had not heard of the end yet, and prepared a step for what was sent since: that was no part of it."""
+    token = token_of(session_id)
+    await store.admit(session_id, "sent after the end")
+    await store.claim(token)
+    assert (await store.prepare(token)).promoted == 1
+
+    assert await _take_over(store, session_id, "terminated")
+    going_on = await store.prepare(token_of(session_id, NEXT))
+    assert (going_on.promoted, going_on.continued) == (0, True)
+
+
+async def _between_steps(store: StoreKit, session_id: str) -> Work:
+    """Give work whose step has ended with a tool's result, which the model has not seen."""
+    work = await store.begin(session_id)
+    await work.publish(work.started(), *work.called("call_1"))
+    await work.start_tool("call_1")
+    await work.settle_tool("call_1")
+    await work.settle(work.ended("tool-calls"))
+    return work
+
+
+async def test_a_turn_that_is_carried_over_goes_on_without_a_word(store: StoreKit, session_id: str) -> None:
+    work = await _between_steps(store, session_id)
+    before = await store.events(session_id)
+
+    assert (await store.claim(token_of(session_id, NEXT), owner_run="closed", force=True, carried=True)).held
+    assert await store.events(session_id) == before
+    assert await store.rows(tables.session_recovery, session_id) == []
+    with pytest.raises(OwnershipLostError):
+        await store.prepare(work.token, 2)
+
+
+async def test_a_turn_that_is_lost_while_it_is_carried_over_is_continued(store: StoreKit, session_id: str) -> None:
+    """The new run had claimed the session and not yet prepared its step: an answer is owed all the same."""
+    await _between_steps(store, session_id)
+    await store.claim(token_of(session_id, NEXT), owner_run="closed", force=True, carried=True)
+
+    assert (await store.claim(token_of(session_id, "run-3"), owner_run="closed")).held
+    assert (await store.prepare(token_of(session_id, "run-3"))).continued
+
+
+@pytest.mark.parametrize("owner_run", ["terminated", "cancelled"])
+async def test_a_turn_that_its_user_ended_is_not_carried_over(
+    store: StoreKit, session_id: str, owner_run: OwnerRun
+) -> None:
+    await _between_steps(store, session_id)
+
+    await store.claim(token_of(session_id, NEXT), owner_run=owner_run, force=True, carried=True)
+    await store.claim(token_of(session_id, "run-3"), owner_run="closed", force=True)
+    assert not (await store.prepare(token_of(session_id, "run-3"))).continued
 
 
 @pytest.mark.parametrize("reason", ["user", "cancelled"])

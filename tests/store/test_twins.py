@@ -9,8 +9,8 @@ import pytest
 
 from fencepost.domain import events
 from fencepost.domain.errors import OwnershipLostError
-from fencepost.store import tables
-from tests.store.kit import USER_STOP, StoreKit, token_of
+from fencepost.store import steps, tables
+from tests.store.kit import LEASE, USER_STOP, StoreKit, token_of
 
 TWINS = 5
 
@@ -158,6 +158,22 @@ async def test_a_last_task_done_again_keeps_the_session_for_what_was_promoted(st
     assert await store.prepare(work.token, 2) == promoted
     assert promoted.promoted == 1
     assert await store.everything(session_id) == before
+
+
+async def test_a_claim_that_found_nothing_says_when_it_is_asked_again(store: StoreKit, session_id: str) -> None:
+    """Input may have come since: the run then claims under another id, since a late twin of this one must not hold."""
+    await store.admit(session_id)
+    first, second = token_of(session_id), token_of(session_id, ordinal=2)
+    await store.claim(first)
+    await store.prepare(first)
+    await store.do(steps.settle, first, 1, USER_STOP, LEASE)
+    assert await store.release(first, interrupted=True) == "done"
+    assert (await store.claim(second)).repeated is False
+    await store.admit(session_id, "just after")
+
+    again = await store.claim(second)
+    assert (again.held, again.repeated) == (False, True)
+    assert (await store.claim(token_of(session_id, ordinal=3))).held
 
 
 async def test_a_late_twin_of_a_release_ends_no_later_step(store: StoreKit, session_id: str) -> None:

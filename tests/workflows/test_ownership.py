@@ -76,7 +76,9 @@ async def refused(house: House, handle: WorkflowHandle[Any, Any]) -> None:
 
 
 @pytest.mark.conformance("OWN-01")
-@pytest.mark.parametrize("activity", ["admit_start", "resolve_model"], ids=["before it is resolved", "while it is resolved"])
+@pytest.mark.parametrize(
+    "activity", ["admit_start", "resolve_model"], ids=["before it is resolved", "while it is resolved"]
+)
 async def test_no_request_goes_out_for_a_session_that_has_another_owner(house: MakeHouse, activity: str) -> None:
     h = await house([[Say("Never said.")]])
     session_id = h.new_id()

@@ -15,9 +15,9 @@ from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client, ScheduleOverlapPolicy, WorkflowFailureError
 from temporalio.service import RPCError, RPCStatusCode
 
-from fencepost.domain import contracts
-from fencepost.domain.contracts import RecoveryResult
+from fencepost.domain import contracts, scanning
 from fencepost.domain.inbox import Location, Prompt
+from fencepost.domain.scanning import RecoveryResult
 from fencepost.providers.script import Action, Gate, Hang, Pause, Say
 from fencepost.recoveries import schedule
 from fencepost.store import inbox, sessions, tables
@@ -40,7 +40,7 @@ def cut_off(gate: Gate) -> list[list[Action]]:
 async def scan(house: House) -> RecoveryResult:
     """Have the recovery workflow scan once, as its schedule does."""
     result: RecoveryResult = await house.client.execute_workflow(
-        contracts.RECOVERY,
+        scanning.RECOVERY,
         id=f"{house.task_queue}-{secrets.token_hex(4)}",
         task_queue=house.task_queue,
         result_type=RecoveryResult,
@@ -226,7 +226,7 @@ async def test_a_scan_is_replayed_to_the_same_decisions(house: MakeHouse) -> Non
     """And what it leaves in Temporal is small."""
     h = await house([])
     name = f"{h.task_queue}-scan"
-    handle: Any = await h.client.start_workflow(contracts.RECOVERY, id=name, task_queue=h.task_queue)
+    handle: Any = await h.client.start_workflow(scanning.RECOVERY, id=name, task_queue=h.task_queue)
     await handle.result()
     history = await handle.fetch_history()
 
@@ -239,7 +239,7 @@ async def test_the_schedule_is_made_once_and_scans_by_itself(house: MakeHouse, t
     """One for each deployment, however many workers start; a wake that is lost later is found within its interval."""
     h = await house([[Say("One.")], [Say("Two.")]])
     early = await admitted(h)
-    name = contracts.recovery_id("blue", task_queue)
+    name = scanning.recovery_id("blue", task_queue)
     handle = h.client.get_schedule_handle(name)
     try:
         await asyncio.gather(*(schedule(h.client, "blue", task_queue) for _ in range(3)))
@@ -265,6 +265,6 @@ async def test_a_worker_that_starts_scans_at_once(
         session_id = await admitted(h)
         worker = await start()
         await answered(h, session_id, 1)
-        await h.client.get_schedule_handle(contracts.recovery_id("default", task_queue)).delete()
+        await h.client.get_schedule_handle(scanning.recovery_id("default", task_queue)).delete()
 
     assert not any("Traceback" in line for line in worker.lines)

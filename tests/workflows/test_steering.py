@@ -47,12 +47,14 @@ async def resume(house: House, session_id: str) -> TurnResult:
 
 
 class During:
-    """Something that happens while an activity runs for the first time, after its transaction has committed."""
+    """Something that happens while an activity runs for the first (or `nth`, or every) time, after its transaction has
+    committed."""
 
-    def __init__(self, house: House, activity: str, action: Callable[[], Awaitable[Any]]) -> None:
+    def __init__(self, house: House, activity: str, action: Callable[[], Awaitable[Any]], nth: int | None = 1) -> None:
         self._database = house.services.database
         self._activity = activity
         self._action = action
+        self._nth = nth
         self.calls = 0
 
     def __enter__(self) -> During:
@@ -62,7 +64,7 @@ class During:
             result = await inner(work)
             if f".{self._activity}." in work.__qualname__:
                 self.calls += 1
-                if self.calls == 1:
+                if self._nth in (self.calls, None):
                     await self._action()
             return result
 
