@@ -41,6 +41,8 @@ class Held:
     expires_at: int
     ledger: Ledger | None = None
     """How far the execution has come; `hold` reads it, since it changes only under the row's lock."""
+    owed: bool = True
+    """Whether a continuation may wait to be promoted."""
 
 
 _execution = tables.session_execution
@@ -48,7 +50,7 @@ _named = _execution.c.session_id == bindparam("named")
 _LOCK = Statement(
     text("SELECT * FROM fencepost_lock(:session_id, :execution_id)").columns(
         *(column(name) for name in ("seq", "now", "id", "owner_id", "assistant_message_id", "phase", "expires_at")),
-        *(column(name) for name in ("late", "step", "stage", "attempt", "continuations")),
+        *(column(name) for name in ("late", "owed", "step", "stage", "attempt", "continuations")),
         column("result", JSONB),
     )
 )
@@ -90,7 +92,7 @@ async def lock(conn: AsyncConnection, token: Token) -> Locked:
     held = None
     if found.id is not None:
         owner = Token(session_id=token.session_id, execution_id=found.id, owner_id=found.owner_id)
-        held = Held(owner, head, found.assistant_message_id, found.phase, found.expires_at)
+        held = Held(owner, head, found.assistant_message_id, found.phase, found.expires_at, owed=found.owed)
     ledger = ledger_of(token.execution_id, found) if found.stage is not None else None
     return Locked(head, held, ledger, found.late)
 

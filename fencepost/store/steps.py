@@ -85,9 +85,10 @@ async def prepare(
         return Prepared(**(done.results.get("prepared", nothing) if done.step == step else nothing))
     assert held is not None, "without a row the stage has passed"
     _require_settled(done, step)
-    newest = await newest_assistant(conn, token.session_id)
+    # A settlement in this very transaction has closed what its step had opened.
+    newest = await newest_assistant(conn, token.session_id) if locked is None else None
     entries = await _left_open(conn, held, step, newest)
-    going_on, continuations = await continuation.promote(conn, held.head)
+    going_on, continuations = await continuation.promote(conn, held.head) if held.owed else ([], 0)
     # A turn that goes on by a continuation is not over: queued input waits for its end.
     promotions = await inbox.promote(conn, held.head, queued=queued and not going_on)
     message = (newest.id, newest.data) if newest is not None else None
