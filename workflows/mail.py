@@ -114,6 +114,8 @@ class Mail:
         self._session_id = session_id
         self._addressee = addressee
         self._items: deque[Letter | Stop] = deque()
+        self._task = 0
+        self._updates = 0
         self._signals = 0
         self._interrupts = 0
         self._known_interrupts: set[str] = set()
@@ -136,12 +138,21 @@ class Mail:
         except InvalidInputError as error:
             self.reject(signal, error)
             return
-        self.take(Letter(self.input_id(prompt, self._signals), prompt))
+        self._put(Letter(self.input_id(prompt, self._signals), prompt))
 
     def take(self, letter: Letter) -> Letter:
-        """Take input that was read already."""
-        self._items.append(letter)
+        """Take input from an update."""
+        self._put(letter, update=True)
         return letter
+
+    def _put(self, item: Letter | Stop, *, update: bool = False) -> None:
+        """Queue what came: of one workflow task its signals before its updates. After a reset Temporal gives these in
+        one order when they run, and in another when they are replayed."""
+        task = workflow.info().get_current_history_length()
+        if task != self._task:
+            self._task, self._updates = task, 0
+        self._items.insert(len(self._items) - (0 if update else self._updates), item)
+        self._updates += update
 
     def interrupt(self, args: Sequence[object]) -> None:
         """Take an interrupt, once for each id."""
@@ -155,7 +166,7 @@ class Mail:
         name = given.id or derived_id("int", self._session_id, run, self._interrupts)
         if name not in self._known_interrupts:
             self._known_interrupts.add(name)
-            self._items.append(Stop(given.model_copy(update={"id": name})))
+            self._put(Stop(given.model_copy(update={"id": name})))
 
     def reject(self, signal: str, error: FencepostError) -> None:
         """Show what could not be understood."""

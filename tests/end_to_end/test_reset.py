@@ -225,6 +225,31 @@ async def test_a_reset_does_not_interrupt_again(
         await assert_equal_to_rebuild(house, session_id)
 
 
+async def test_what_came_by_update_and_by_signal_keeps_its_order_after_a_reset(
+    database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path
+) -> None:
+    """Temporal applies both to the new run at once, in one order when it runs and in another when it is replayed."""
+    gate, tool = Gate(), HeldTool()
+    replies: Replies = [[Say("Half"), Pause(gate), Hang()], [Say("Whole.")], [Say("And more.")]]
+    async with held_house(database_url, temporal_client, task_queue, tmp_path, replies, tool) as (house, workers):
+        session_id = house.new_id()
+        await house.prompt(session_id, "Go.")
+        handle = house.client.get_workflow_handle(session_id)
+        await gate.reached()
+        await handle.signal("interrupt")
+        await handle.signal("steer", {"text": "Go on."})
+        await house.prompt(session_id, "Afterwards.", delivery="queue")
+        await house.ended(session_id)
+        before = await house.events(session_id)
+        fresh = await reset(house, session_id, 0)
+        await fresh.result()
+        await workers.aclose()
+
+        assert await house.events(session_id) == before
+        assert await assert_replays(house, session_id) >= 2
+        await assert_equal_to_rebuild(house, session_id)
+
+
 async def test_a_terminated_run_is_settled_by_the_next_prompt(
     database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path
 ) -> None:
