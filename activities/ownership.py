@@ -92,6 +92,7 @@ class OwnershipActivities:
             token=wanted.token if claimed.held else None,
             exhausted=claimed.exhausted,
             repeated=claimed.repeated,
+            carried=claimed.carried,
             settings=settings,
         )
 

@@ -45,9 +45,9 @@ class ToolActivities:
                 lambda conn: tool_calls.start(conn, token, given.assistant_message_id, given.call_id, services.lease)
             )
             keeper.renewed()
-            await self._still_held(token, asked)
             if given.waited:
                 await self._tell_begun(given)
+            await self._still_held(token, asked)
             began, fault = asyncio.get_running_loop().time(), None
             try:
                 outcome = self._success(given, await self._execute(given, planned))

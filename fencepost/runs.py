@@ -40,6 +40,9 @@ REPAIR = "fencepost-repair"
 """The reason with which a repair terminates a run that cannot progress. Such a run counts as lost; one that is
 terminated for any other reason was stopped by its user."""
 
+_RESETTER = "history-resetter"
+"""Who ends the open run when an earlier run of its chain is reset."""
+
 CANNOT_PROGRESS = 5
 """The attempt at a workflow task from which on its run counts as one that cannot progress."""
 
@@ -317,8 +320,7 @@ async def facts_of_run(
             if following not in ("", asker):
                 return await facts_of_run(client, session_id, following, asker)
         elif status == WorkflowExecutionStatus.TERMINATED:
-            repaired = await _was_repaired(client.get_workflow_handle(session_id, run_id=described.run_id))
-            state = "closed" if repaired else "terminated"
+            state = await _how_terminated(client.get_workflow_handle(session_id, run_id=described.run_id))
     except RPCError as error:
         # An id that cannot be one of Temporal's is that of no run.
         unknown = error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT)
@@ -326,10 +328,15 @@ async def facts_of_run(
     return RunFacts(state, described.run_id, raw.pending_workflow_task.attempt if state == "open" else 0)
 
 
-async def _was_repaired(handle: WorkflowHandle[Any, Any]) -> bool:
-    """Say whether a terminated run was ended by a repair; its last event tells."""
+async def _how_terminated(handle: WorkflowHandle[Any, Any]) -> OwnerRun:
+    """Say why a run was terminated: by a repair, by the reset of an earlier run, or by a user. Its last event tells."""
     event = await _last_event(handle)
-    return event is not None and event.workflow_execution_terminated_event_attributes.reason == REPAIR
+    if event is None:
+        return "terminated"
+    said = event.workflow_execution_terminated_event_attributes
+    if said.identity == _RESETTER:
+        return "reset"
+    return "closed" if said.reason == REPAIR else "terminated"
 
 
 async def _next_run(handle: WorkflowHandle[Any, Any]) -> str:

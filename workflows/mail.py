@@ -116,6 +116,7 @@ class Mail:
         self._items: deque[Letter | Stop] = deque()
         self._task = 0
         self._updates = 0
+        self._in_hand = 0
         self._signals = 0
         self._interrupts = 0
         self._known_interrupts: set[str] = set()
@@ -151,7 +152,8 @@ class Mail:
         task = workflow.info().get_current_history_length()
         if task != self._task:
             self._task, self._updates = task, 0
-        self._items.insert(len(self._items) - (0 if update else self._updates), item)
+        behind = 0 if update else min(self._updates, len(self._items) - self._in_hand)
+        self._items.insert(len(self._items) - behind, item)
         self._updates += update
 
     def interrupt(self, args: Sequence[object]) -> None:
@@ -183,7 +185,7 @@ class Mail:
         """Handle what comes, for ever, while whatever else goes on."""
         while True:
             await workflow.wait_condition(lambda: bool(self._items))
-            item = self._items[0]
+            item, self._in_hand = self._items[0], 1
             try:
                 await (self._admit(item) if isinstance(item, Letter) else self._place(item))
             except FailureError as error:
@@ -192,6 +194,7 @@ class Mail:
                 what = "input" if isinstance(item, Letter) else contracts.SIGNAL_INTERRUPT
                 self.reject(what, FencepostError(failure_message(error)))
             self._items.popleft()
+            self._in_hand = 0
 
     async def _admit(self, letter: Letter) -> None:
         letter.receipt = await database_step(

@@ -101,6 +101,6 @@ def _absence(workspace_id: str | None, call: CallRef, seconds: float) -> str:
     queue = contracts.workspace_queue(workflow.info().task_queue, workspace_id or "")
     return (
         f"{WorkspaceUnavailableError.code}: no worker of workspace {workspace_id} (task queue {queue}) has taken "
-        f"{call.summary!r} for {seconds:g} s: start one with workspace.id = {workspace_id!r}, or move the session with "
-        f"`fencepost session move {workflow.info().workflow_id} DIRECTORY`"
+        f"{call.summary!r} for {seconds:g} s, being busy or not there: start one with workspace.id = {workspace_id!r}, "
+        f"or move the session with `fencepost session move {workflow.info().workflow_id} DIRECTORY`"
     )

@@ -44,6 +44,7 @@ class Progress:
     waits: dict[str, str] = field(default_factory=dict)
     """By tool call: what each of those waits for that no worker has taken."""
     error: str | None = None
+    _before: Phase = "busy"
 
     @property
     def reason(self) -> str | None:
@@ -57,10 +58,12 @@ class Progress:
 
     def wait_for_service(self, what: str | None) -> None:
         """Show what a turn that runs waits for, or that it goes on."""
-        if what != self.waiting_for:
-            self.waiting_for = what
-            self.phase = "waiting" if what else "busy"
-            self.show()
+        if what == self.waiting_for:
+            return
+        if self.waiting_for is None:
+            self._before = self.phase
+        self.waiting_for, self.phase = what, "waiting" if what else self._before
+        self.show()
 
     def attribute(self, known: tuple[str, ...]) -> None:
         """Make the run findable by what it runs. Only by attributes that the server has: an unknown one would fail the

@@ -344,8 +344,10 @@ class Turn:
 
     def _is_long(self) -> bool:
         """Say whether the run's history is long enough: Temporal ends a run whose history grows without end."""
-        info = workflow.info()
-        return info.is_continue_as_new_suggested() or info.get_current_history_length() >= self.settings.max_run_events
+        info, limit = workflow.info(), self.settings.max_run_events
+        if limit is None:  # claimed before there was a limit: it must go the same way again
+            return False
+        return info.is_continue_as_new_suggested() or info.get_current_history_length() >= limit
 
     async def _settle_failed(self, error: str) -> Ended:
         settled = await self._database(

@@ -98,10 +98,7 @@ class Work:
 
     def waiting(self, what: str | None) -> None:
         """Show what the run waits for."""
-        self.progress.waiting_for = what
-        if what is not None:
-            self.progress.phase = "waiting"
-            self.progress.show()
+        self.progress.wait_for_service(what)
 
     def result(self) -> TurnResult:
         """Give how the last turn ended."""
@@ -120,8 +117,7 @@ class Work:
         if not self._wanted:
             return None
         self._claims += 1
-        carried = self._going_on is not None
-        return ClaimInput(session_id=self.session_id, ordinal=self._claims, force=carried, carried=carried)
+        return ClaimInput(session_id=self.session_id, ordinal=self._claims, carried=self._going_on is not None)
 
     def go_on(self, given: GoingOn | None) -> None:
         """Take up the turn of the run before, if it is in the middle of one."""
@@ -179,7 +175,7 @@ class Work:
         stop = self._stop
         held, self._held = self._held, None
         claim = held or await self._claim(reason, force=force)
-        going_on, self._going_on = self._going_on, None
+        going_on, self._going_on = self._going_on if claim.carried else None, None
         if claim.token is not None:
             return await self._run_turns(claim, claim.token, force=self._joined() or force, going_on=going_on)
         if claim.exhausted or self._given_up:
@@ -205,7 +201,7 @@ class Work:
         self._claiming = True
         carried = self._going_on is not None
         given = ClaimInput(
-            session_id=self.session_id, ordinal=self._claims, force=force or carried, reason=reason, carried=carried
+            session_id=self.session_id, ordinal=self._claims, force=force, reason=reason, carried=carried
         )
         try:
             return await self._database(contracts.CLAIM_SESSION, given, ClaimResult, "claim session")

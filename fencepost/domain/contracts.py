@@ -201,18 +201,20 @@ class Settings(WireModel):
     provider_timeout: float
     tool_timeout: float
     max_provider_attempts: int
-    max_run_events: int = 4_000
+    max_run_events: int | None = None
     workspace_wait: float = 30
     workspace_absent: Literal["wait", "fail"] = "wait"
     search_attributes: tuple[str, ...] = ()
 
 
 class ClaimResult(WireModel):
-    """`token` is there when the session is held; `repeated` says that this was so when the claim was first made."""
+    """`token` is there when the session is held; `repeated` says that this was so when the claim was first made, and
+    `carried` that the turn of the run before goes on."""
 
     token: Token | None = None
     exhausted: bool = False
     repeated: bool = False
+    carried: bool = False
     settings: Settings | None = None
 
 

@@ -45,7 +45,7 @@ _execution = tables.session_execution
 _CLAIM = Statement(
     insert(_execution).values({c.name: bindparam(c.name) for c in _execution.c if c.name != "recovery_error"})
 )
-RELEASE = Statement(delete(_execution).where(_execution.c.session_id == bindparam("session_id")))
+_RELEASE = Statement(delete(_execution).where(_execution.c.session_id == bindparam("session_id")))
 
 
 def _give_back(unless: ColumnElement[bool]) -> Statement:
@@ -85,7 +85,7 @@ class Seen:
 @dataclass(frozen=True, slots=True)
 class Claimed:
     """`held` is false when there was nothing to run. `exhausted` says that a turn was given up after too many
-    continuations.
+    continuations, `carried` that one goes on with its next step, since nothing has cut it off.
 
     How it came about is for the log, and no part of the answer that twins of a claim share: whether it was held
     already, and the run that had it before.
@@ -93,6 +93,7 @@ class Claimed:
 
     held: bool
     exhausted: bool = False
+    carried: bool = False
     renewed: bool = field(default=False, compare=False)
     taken_from: str | None = field(default=None, compare=False)
     repeated: bool = field(default=False, compare=False)
@@ -121,7 +122,8 @@ async def claim(
     old = held.token
     if old == token:
         await ownership.renew(conn, held, lease)
-        return Claimed(held=True, exhausted=own is not None and bool(own.results.get("exhausted")), renewed=True)
+        said = own.results if own is not None else {}
+        return Claimed(True, bool(said.get("exhausted")), bool(said.get("carried")), renewed=True)
     if own is not None:
         if own.results.get("held") is False:
             return _recorded(own)
@@ -136,8 +138,8 @@ async def claim(
             )
         reason = takeover_reason(seen.run)
     outcome = await reconcile(conn, held, reason, wanted.max_continuations, carried=wanted.carried, called=True)
-    if not wanted.force and not await inbox.has_pending(conn, token.session_id):
-        await RELEASE.run(conn, session_id=token.session_id)
+    if not wanted.force and not outcome.carried and not await inbox.has_pending(conn, token.session_id):
+        await _RELEASE.run(conn, session_id=token.session_id)
         return await _not_held(conn, token, head, exhausted=outcome.exhausted)
     await conn.execute(
         update(execution)
@@ -146,7 +148,7 @@ async def claim(
     )
     results = {name: True for name in ("exhausted", "carried") if getattr(outcome, name)}
     await ledger.open_ledger(conn, token, outcome.continuations, head.now, results=results)
-    return Claimed(held=True, exhausted=outcome.exhausted, taken_from=old.owner_id)
+    return Claimed(True, outcome.exhausted, outcome.carried, taken_from=old.owner_id)
 
 
 def _fresh(token: Token, head: Head, lease: Lease) -> dict[str, object]:
@@ -224,7 +226,7 @@ async def reconcile(
     begun = stage != "claimed" or (done is not None and bool(done.results.get("carried")))
     answer_owed = begun and await _unanswered(conn, held, step_open=step_open)
     last_own = await _last_appended(conn, old) if begun else -1
-    carried = carried and answer_owed and continues(reason) and stage in ("claimed", "settled")
+    carried = carried and answer_owed and continues(reason) and not step_open
     if step_open or (answer_owed and stage != "settled" and not carried):
         await _interrupt(conn, held, reason, held.assistant_message_id if step_open else None)
     if not continues(reason):
@@ -273,14 +275,14 @@ def _has_promoted(done: ledger.Ledger) -> bool:
 
 async def free(conn: AsyncConnection, session_id: str) -> None:
     """Delete a claim that was reconciled, under its row's lock: nobody owns the session then."""
-    await RELEASE.run(conn, session_id=session_id)
+    await _RELEASE.run(conn, session_id=session_id)
 
 
 async def abandon(conn: AsyncConnection, held: Held) -> None:
     """Delete a claim that is not to be recovered, under its row's lock: whatever it left, the session has gone on."""
     done = await ledger.find(conn, held.token.execution_id)
     await leftovers.close_books(conn, held.token.session_id)
-    await RELEASE.run(conn, session_id=held.token.session_id)
+    await _RELEASE.run(conn, session_id=held.token.session_id)
     if done is not None:
         await ledger.move(conn, done, done.step, "released", held.head.now, results=done.results)
 

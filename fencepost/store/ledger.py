@@ -60,14 +60,17 @@ def ledger_of(execution_id: str, row: Any) -> Ledger:
     return Ledger(execution_id, row.step, row.stage, row.attempt, row.continuations, row.result or {})
 
 
-async def given_back(conn: AsyncConnection, token: Token) -> Ledger | None:
-    """Give the ledger of an execution that its own run has released, None otherwise.
+async def given_back(conn: AsyncConnection, token: Token, *, settled: bool = False) -> Ledger | None:
+    """Give the ledger of an execution that its own run has released, or with `settled` one that was taken over after a
+    settlement of its last step; None otherwise.
 
-    A signal that arrives during the release makes Temporal run the whole last workflow task again: what was asked
-    before the release is asked once more, and answered from here.
+    A signal that arrives during the release, or a worker's death, makes Temporal run the whole last workflow task
+    again: what was asked before is asked once more, and answered from here.
     """
     ledger = await find(conn, token.execution_id)
-    return ledger if ledger is not None and ledger.stage == "released" and ledger.results.get("released") else None
+    if ledger is None or ledger.stage != "released":
+        return None
+    return ledger if ledger.results.get("released") or (settled and "continued" in ledger.results) else None
 
 
 async def open_ledger(

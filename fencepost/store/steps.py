@@ -104,12 +104,13 @@ async def prepare(
     }
     if refused is not None:
         recorded["refused"] = refused
+    results = {"prepared": recorded} | ({"carried": True} if done.results.get("carried") else {})
     # The claim that took over has counted this one already; one made after a recovery scan begins at 0.
     changes: dict[str, Any] = {"continuations": continuations} if going_on else {}
     if promotions:
         changes = {"continuations": 0}
     await ownership.set_phase(conn, held, "ready")
-    await ledger.move(conn, done, step, "prepared", held.head.now, attempt=0, results={"prepared": recorded}, **changes)
+    await ledger.move(conn, done, step, "prepared", held.head.now, attempt=0, results=results, **changes)
     return Prepared(**recorded, session=current.session if current is not None else None)
 
 
@@ -134,7 +135,7 @@ async def _hold(
     try:
         held = await ownership.hold(conn, token, locked=locked)
     except OwnershipLostError:
-        done = await ledger.given_back(conn, token)
+        done = await ledger.given_back(conn, token, settled=stage == "settled")
         if done is None or not done.passed(step, stage):
             raise
         return None, done

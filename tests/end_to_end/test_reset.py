@@ -54,14 +54,14 @@ async def tasks_done(handle: WorkflowHandle[Any, Any]) -> list[int]:
     return [e.event_id for e in history.events if e.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED]
 
 
-async def reset(house: House, session_id: str, task: int) -> WorkflowHandle[Any, Any]:
-    """Reset the session's newest run to one of its workflow tasks, counted from 0."""
-    handle = house.client.get_workflow_handle(session_id)
+async def reset(house: House, session_id: str, task: int, run_id: str | None = None) -> WorkflowHandle[Any, Any]:
+    """Reset a run, by default the session's newest one, to one of its workflow tasks, counted from 0."""
+    handle = house.client.get_workflow_handle(session_id, run_id=run_id)
     done = await tasks_done(handle)
     answer = await house.client.workflow_service.reset_workflow_execution(
         ResetWorkflowExecutionRequest(
             namespace=house.client.namespace,
-            workflow_execution=WorkflowExecution(workflow_id=session_id),
+            workflow_execution=WorkflowExecution(workflow_id=session_id, run_id=run_id or ""),
             reason="a test",
             request_id=house.new_id(),
             workflow_task_finish_event_id=done[task],

@@ -264,7 +264,8 @@ async def test_a_turn_that_is_carried_over_goes_on_without_a_word(store: StoreKi
     work = await _between_steps(store, session_id)
     before = await store.events(session_id)
 
-    assert (await store.claim(token_of(session_id, NEXT), owner_run="closed", force=True, carried=True)).held
+    claimed = await store.claim(token_of(session_id, NEXT), owner_run="closed", carried=True)
+    assert (claimed.held, claimed.carried) == (True, True)
     assert await store.events(session_id) == before
     assert await store.rows(tables.session_recovery, session_id) == []
     with pytest.raises(OwnershipLostError):
@@ -274,7 +275,7 @@ async def test_a_turn_that_is_carried_over_goes_on_without_a_word(store: StoreKi
 async def test_a_turn_that_is_lost_while_it_is_carried_over_is_continued(store: StoreKit, session_id: str) -> None:
     """The new run had claimed the session and not yet prepared its step: an answer is owed all the same."""
     await _between_steps(store, session_id)
-    await store.claim(token_of(session_id, NEXT), owner_run="closed", force=True, carried=True)
+    await store.claim(token_of(session_id, NEXT), owner_run="closed", carried=True)
 
     assert (await store.claim(token_of(session_id, "run-3"), owner_run="closed")).held
     assert (await store.prepare(token_of(session_id, "run-3"))).continued
@@ -286,9 +287,8 @@ async def test_a_turn_that_its_user_ended_is_not_carried_over(
 ) -> None:
     await _between_steps(store, session_id)
 
-    await store.claim(token_of(session_id, NEXT), owner_run=owner_run, force=True, carried=True)
-    await store.claim(token_of(session_id, "run-3"), owner_run="closed", force=True)
-    assert not (await store.prepare(token_of(session_id, "run-3"))).continued
+    assert not (await store.claim(token_of(session_id, NEXT), owner_run=owner_run, carried=True)).held
+    assert await store.rows(tables.session_recovery, session_id) == []
 
 
 @pytest.mark.parametrize("reason", ["user", "cancelled"])

@@ -160,6 +160,26 @@ async def test_a_last_task_done_again_keeps_the_session_for_what_was_promoted(st
     assert await store.everything(session_id) == before
 
 
+async def test_an_interruption_done_again_touches_nothing_of_the_next_turn(store: StoreKit, session_id: str) -> None:
+    """The run has claimed anew for what came after the interrupt, and prepared it, before its worker died."""
+    work = await store.begin(session_id)
+    await work.say("half")
+    await work.settle(USER_STOP)
+    await store.admit(session_id, "after the interrupt")
+    assert await store.release(work.token, interrupted=True) == "more"
+    second = token_of(session_id, ordinal=2)
+    await store.claim(second)
+    prepared = await store.prepare(second)
+    before = await store.events(session_id)
+
+    assert await work.settle(USER_STOP) is False
+    with pytest.raises(OwnershipLostError):
+        await store.release(work.token, interrupted=True)
+    assert (await store.claim(second)).held
+    assert await store.prepare(second) == prepared
+    assert await store.events(session_id) == before
+
+
 async def test_a_claim_that_found_nothing_says_when_it_is_asked_again(store: StoreKit, session_id: str) -> None:
     """Input may have come since: the run then claims under another id, since a late twin of this one must not hold."""
     await store.admit(session_id)

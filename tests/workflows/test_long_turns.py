@@ -11,6 +11,7 @@ from temporalio.client import WorkflowFailureError
 
 from fencepost.domain.contracts import TurnResult
 from fencepost.providers.script import Action, CallTool, Finish, Gate, Pause, Say
+from tests.end_to_end.test_reset import reset
 from tests.house_kit import HeldTool, House, assert_equal_to_rebuild
 from tests.replay import assert_replays
 from tests.workflows.conftest import MakeHouse
@@ -121,4 +122,36 @@ async def test_a_turn_that_is_terminated_between_its_runs_stays_stopped(house: M
     assert result.outcome == "done"
     assert await answered(h, session_id) == ["Go.", "Again."]
     assert "Again." in asked(h.provider.requests[steps])
+    await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_a_reset_of_a_run_that_went_on_with_a_turn_answers_nothing_twice(house: MakeHouse) -> None:
+    h = await many_steps(house, limits=SHORT)
+    session_id = h.new_id()
+    await h.run(session_id, "Go.")
+    before = await h.events(session_id)
+    fresh = await reset(h, session_id, 0)
+    await fresh.result()
+
+    assert await h.events(session_id) == before
+    assert len(h.provider.requests) == STEPS + 1
+    assert not await is_held(h, session_id)
+
+
+async def test_a_reset_of_an_earlier_run_is_no_stop(house: MakeHouse) -> None:
+    """Temporal terminates the open run for it, which is no user's doing."""
+    gate = Gate()
+    h = await many_steps(house, Say("Half"), Pause(gate), limits=SHORT)
+    session_id = h.new_id()
+    first = await h.start(session_id, "Go.")
+    await gate.reached()
+    fresh = await reset(h, session_id, 0, run_id=first.result_run_id)
+    gate.release()
+    result: Any = await fresh.result()
+
+    assert result["outcome"] == "done"
+    assert [event.data["reason"] for event in await h.events(session_id) if ".step.interrupted" in event.type] == [
+        "reset"
+    ]
+    assert await answered(h, session_id) == ["Go."]
     await assert_equal_to_rebuild(h, session_id)
