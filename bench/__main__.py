@@ -12,20 +12,21 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from bench import history, latency, memory, streaming, turns
+from bench import fence, history, latency, memory, streaming, turns
 from bench.figures import Figure, table
 from bench.house import House, open_house, say
 from fencepost.process import leave
 from fencepost.telemetry import configure_logging
 
 Measurement = Callable[[House], Awaitable[list[Figure]]]
-SUBJECTS = ("turns", "history", "streaming", "latency", "memory")
+SUBJECTS = ("turns", "fence", "history", "streaming", "latency", "memory")
 
 
 def chosen(options: argparse.Namespace) -> dict[str, Measurement]:
     """Give the measurements that the options ask for, by their subjects."""
     every: dict[str, Measurement] = {
         "turns": lambda house: turns.measure(house, turns=options.turns, sessions=options.sessions),
+        "fence": fence.measure,
         "history": history.measure,
         "streaming": streaming.measure,
         "latency": lambda house: latency.measure(house, sessions=options.sessions),
