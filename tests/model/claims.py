@@ -48,7 +48,7 @@ def claim(
             if not (may_take_over(seen[2], lease_expired=row.expired) or ("ask_temporal" in off and row.expired)):
                 raise RefusedError("busy")
             reason = takeover_reason(seen[2])
-        db, had, exhausted, _ = reconcile(db, row, reason, limit, off)
+        db, had, exhausted, _ = reconcile(db, row, reason, limit, off, called=True)
     db = db._replace(row=None)
     ledger = Ledger(token.execution, token.owner, continuations=had, exhausted=exhausted)
     if not force and not db.pending():
@@ -59,8 +59,11 @@ def claim(
     return db, True, exhausted
 
 
-def reconcile(db: Db, row: Row, reason: str, limit: int, off: Off = ALL_ON) -> tuple[Db, int, bool, bool]:
-    """Settle what an execution left. Gives its continuations, whether another was refused, whether one is recorded."""
+def reconcile(
+    db: Db, row: Row, reason: str, limit: int, off: Off = ALL_ON, *, called: bool = False
+) -> tuple[Db, int, bool, bool]:
+    """Settle what an execution left. Gives its continuations, whether another was refused, whether one is recorded.
+    `called` is a run's, not a scan's: what was promoted for a request that was never made is answered after all."""
     done = db.ledger(row.execution)
     assert done is not None
     step_open = done.stage == "requested"
@@ -71,15 +74,20 @@ def reconcile(db: Db, row: Row, reason: str, limit: int, off: Off = ALL_ON) -> t
     if step_open or (owed and done.stage != "settled"):
         done = done._replace(ends=done.ends + 1)
         db = db._replace(last_stop=reason, seen=len(db.inputs)).noted(row.execution, "step.interrupted")
+    late = called and not continues(reason) and done.stage == "prepared" and done.prepared[0] > 0
     if not continues(reason):
+        owing = db.inputs
         db = stop(db, cursor)
+        if late:  # it may have been sent after the end: that did not stop it
+            kept = zip(db.inputs, owing, strict=True)
+            db = db._replace(inputs=tuple(one._replace(stopped=was.stopped) for one, was in kept))
     db = db._replace(calls=tuple(one._replace(status="settled") for one in db.calls))
     db = db.with_ledger(done._replace(stage="released"))
     had = done.continuations
     if done.continued:
         return db, had + 1, False, True
-    due = owed and (continues(reason) or "interrupt_reason" in off)
-    if due and (had < limit or "attempts_counted" in off):
+    due = owed and (continues(reason) or late or "interrupt_reason" in off)
+    if due and (had < limit or late or "attempts_counted" in off):
         return record(db, row.execution, off), had + 1, False, True
     if due:  # given up, and said so: the inputs have their answer
         db = db._replace(inputs=tuple(one._replace(answered=one.answered or one.owed) for one in db.inputs))

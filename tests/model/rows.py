@@ -38,7 +38,8 @@ class Row(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """An execution's ledger; `begun` and `ends` are ghosts: whether this step has begun, and its terminal events."""
+    """An execution's ledger; `begun` and `ends` are ghosts: whether this step has begun, and its terminal events.
+    `settled` is the step whose settlement is recorded."""
 
     execution: int
     owner: int
@@ -53,6 +54,7 @@ class Ledger(NamedTuple):
     exhausted: bool = False
     begun: bool = False
     ends: int = 0
+    settled: int = 0
 
     def passed(self, step: int, stage: Stage) -> bool:
         """Say whether the execution has come that far."""

@@ -93,17 +93,17 @@ RULES: dict[str, Rule] = {
     "attempts_counted": Rule(
         "continuations are counted", of("crash", faults=2), "a turn goes on more often than its limit"
     ),
+    "repeats_are_told": Rule(
+        "a claim that answers from its record says so, and is made anew",
+        of(client=("stop", "letter"), scan=False),
+        _UNSEEN,
+    ),
     "signal_only_if_no_claim": Rule(
         "the admission itself says whether a claim is there", of(client=_LETTER, scan=False), _UNSEEN
     ),
 }
 
 KNOWN: dict[str, Rule] = {
-    "late wake": Rule(
-        "a claim that found nothing says so when its task is done again: only the scan sees what came since",
-        of(client=("stop", "letter"), scan=False),
-        _UNSEEN,
-    ),
     "early interrupt": Rule(
         "a twin of an interruption settles the step while its run, doing the task again, has not heard of it: goes on",
         of("twin", client=("stop",)),
@@ -119,6 +119,7 @@ SMALL: tuple[Scenario, ...] = (
     *(of(kind, client=client) for kind in KINDS for client in ((), _LETTER)),
     *(of(kind) for kind in ENDS),
     of("redo", client=_LETTER, old=True),
+    of("redo", client=("stop", "letter")),
 )
 """With all rules on none of these breaks a promise."""
 

@@ -16,7 +16,10 @@ def _hold(db: Db, token: Token, step: int, stage: Stage, off: Off) -> tuple[Ledg
         done = hold(db, token, off)
     except RefusedError:
         given_back = db.ledger(token.execution)
-        if given_back is None or given_back.ended != "released" or not given_back.passed(step, stage):
+        if given_back is None or not given_back.passed(step, stage):
+            raise
+        settled = stage == "settled" and given_back.settled == given_back.step and given_back.stage == "released"
+        if given_back.ended != "released" and not settled:
             raise
         return given_back, True
     return done, done.passed(step, stage) and "ledger" not in off
@@ -181,7 +184,8 @@ def settle(
         db, had = db._replace(cuts=0), 0
     moved = done._replace(step=step, stage="settled", continued=continued, continuations=had)
     ends = (done.ends if done.step == step else 0) + 1
-    return db.with_ledger(moved._replace(ends=ends, begun=done.begun if done.step == step else False)), continued
+    moved = moved._replace(ends=ends, begun=done.begun if done.step == step else False, settled=step)
+    return db.with_ledger(moved), continued
 
 
 def _interrupt(db: Db, token: Token, why: str, up_to: int | None, *, message: bool) -> Db:

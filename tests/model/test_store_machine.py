@@ -169,6 +169,19 @@ class SessionMachine(RuleBasedStateMachine):
         else:
             self.settle(0, 0, "said", None)
 
+    @rule()
+    def late_release(self) -> None:
+        """The owner ends a step and begins the next one with new input; then the release of the first comes again."""
+        for _ in range(6):
+            row = self.session.db.row
+            done = self.session.db.ledger(row.execution) if row is not None else None
+            if done is not None and done.stage == "settled":
+                break
+            self.go_on()
+        self.admit(len(self.session.db.inputs) + 10, "steer")
+        self.prepare(0, 0, True)
+        self.release(0, -1, False)
+
     @precondition(lambda self: self.session.db.row is not None and not self.session.db.row.expired)
     @rule()
     def expire(self) -> None:

@@ -297,6 +297,8 @@ def _claim(db: Db, turn: Turn, run: int, limit: int, off: Off) -> tuple[Db, Turn
     execution = execution_of(run, turn.claimed)
     token = Token(execution, run, db.claims + 1)
     reason = "renew" if turn.pc == "renew" else turn.reason
+    own = db.ledger(execution)
+    repeated = own is not None and own.ended == "not-held" and "repeats_are_told" not in off
     db, held, _ = claims.claim(db, token, turn.seen, reason=reason, limit=limit, off=off)
     if turn.pc == "renew":
         if not held:
@@ -310,7 +312,7 @@ def _claim(db: Db, turn: Turn, run: int, limit: int, off: Off) -> tuple[Db, Turn
         return db, turn._replace(pc="loop", stopped=False, **_QUIET)  # type: ignore[arg-type]
     if turn.pc == "first-claim":
         return db, turn._replace(pc="idle", wanted=True, seen=None)
-    wanted = turn.wanted or turn.fresh_stop
+    wanted = turn.wanted or turn.fresh_stop or repeated
     return db, turn._replace(pc="idle", wanted=wanted, stop=turn.stop if wanted else -1, seen=None, reason="lost")
 
 
