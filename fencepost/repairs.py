@@ -8,25 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar, assert_never
 
-from pydantic import ValidationError
-from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio.client import Client
 
 from fencepost import unread
-from fencepost.domain.contracts import SIGNAL_INTERRUPT, SIGNAL_QUEUE, PromptInput
-from fencepost.domain.errors import FencepostError, NotFoundError, PromptConflictError, UnavailableError
-from fencepost.domain.inbox import Delivery
+from fencepost.domain.errors import FencepostError, NotFoundError, UnavailableError
 from fencepost.domain.ownership import OwnerRun
 from fencepost.recoveries import AwayError, Scan
 from fencepost.runs import CANNOT_PROGRESS, RunFacts, Runs
-from fencepost.store import inbox, rebuild, stuck
+from fencepost.store import rebuild, stuck
 from fencepost.store.recovery import Abandoned, Did, Wake
-from fencepost.store.stuck import Claimed
-from fencepost.unread import Sent, Unread
+from fencepost.store.stuck import SeenClaim
+from fencepost.unread import Unread
 
 Result = TypeVar("Result")
 
@@ -43,13 +38,14 @@ Kind: TypeAlias = Literal["stuck-run", "projection", "expired-claim", "put-aside
 """In the order of their repair: a claim or a continuation may be put aside for what its projection lacks."""
 
 Deed: TypeAlias = (
-    Did | Literal["ended", "rebuilt", "agrees", "at-work", "lifted", "stays", "alone", "not-asked", "moves"]
+    Did | Literal["ended", "untold", "rebuilt", "agrees", "at-work", "lifted", "stays", "alone", "not-asked", "moves"]
 )
-"""Beside what a scan does. `ended`: the run was terminated, and the session's next one was started; `moves`: it is not
-stuck any more; `lifted`: what was put aside is right by now, and waits again; `stays`: it is still wrong; `at-work`: a
-projection in use; `alone`: nothing that could be repaired; `not-asked`: Temporal did not answer."""
+"""Beside what a scan does. `ended`: the run was terminated, and the session's next one was started; `untold`: that one
+was not started, or not told everything; `moves`: it is not stuck any more; `lifted`: what was put aside is right by
+now, and waits again; `stays`: it is still wrong; `at-work`: a projection in use; `alone`: nothing that could be
+repaired; `not-asked`: Temporal did not answer."""
 
-LEFT: frozenset[Deed] = frozenset({"at-work", "stays", "alone", "not-asked", "quarantined", "given-up"})
+LEFT: frozenset[Deed] = frozenset({"untold", "at-work", "stays", "alone", "not-asked", "quarantined", "given-up"})
 """After these what was found is still there."""
 
 
@@ -87,11 +83,12 @@ class Findings:
 @dataclass(slots=True)
 class Inspection:
     """The tools of one look, and of the repair after it. `attempts` is the attempt at a workflow task from which on a
-    run cannot progress."""
+    run cannot progress, `prompt_bytes` the size of the largest prompt that is admitted."""
 
     scan: Scan
     temporal: Client | None
     attempts: int = CANNOT_PROGRESS
+    prompt_bytes: int = 1_000_000
     runs: Runs | None = field(init=False)
     _limit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE), init=False)
 
@@ -108,7 +105,8 @@ class Inspection:
             compared = list(dict.fromkeys(ids)) if ids is not None else await stuck.recent(conn, COMPARED)
         of_claims = await self._gather(self._claim, claims)
         found = [each for each in of_claims if each is not None]
-        found += await self._other_runs(ids, {claim.seen.owner_id for claim in claims})
+        known_runs = {claim.seen.owner_id for claim in claims} | {str(each.facts["runID"]) for each in found}
+        found += await self._other_runs(ids, known_runs)
         found += [
             Trouble(row.session_id, "put-aside", {"what": "continuation", "error": row.error, "phase": row.phase,
                     "executionID": row.execution_id, "sessionExists": row.exists})
@@ -139,10 +137,12 @@ class Inspection:
             self.runs = None
         return facts
 
-    async def _claim(self, claim: Claimed) -> Trouble | None:
+    async def _claim(self, claim: SeenClaim) -> Trouble | None:
         seen, expired = claim.seen, claim.left <= 0
         facts = await self._facts(claim.session_id, seen.owner_id)
-        about: dict[str, Any] = {"runID": seen.owner_id, "executionID": seen.execution_id, "run": facts.state}
+        # Where the owner has continued as new, that is the run which goes on.
+        run_id = facts.run_id or seen.owner_id
+        about: dict[str, Any] = {"runID": run_id, "executionID": seen.execution_id, "run": facts.state}
         about["leaseLeft"] = claim.left
         if facts.state == "open" and facts.attempt >= self.attempts:
             return self._stuck(claim.session_id, facts, about)
@@ -152,8 +152,8 @@ class Inspection:
             about |= {"what": "claim", "error": claim.error}
             return Trouble(claim.session_id, "put-aside", about, claim=seen, run=facts.state)
         if facts.state == "open":
-            about["answers"] = await self._answers(claim.session_id, seen.owner_id)
-            about["served"] = about["answers"] or await self._is_served()
+            about["answers"] = await self._answers(claim.session_id, run_id)
+            about["served"] = about["answers"] or await self._is_served(facts.task_queue)
             if about["served"] and not about["answers"]:
                 return self._stuck(claim.session_id, facts, about)
         return Trouble(claim.session_id, "expired-claim", about, claim=seen, run=facts.state)
@@ -178,10 +178,10 @@ class Inspection:
     async def _answers(self, session_id: str, run_id: str) -> bool:
         return self.runs is not None and await self.runs.answers(session_id, run_id)
 
-    async def _is_served(self) -> bool:
+    async def _is_served(self, task_queue: str) -> bool:
         try:
             async with asyncio.timeout(_SECONDS):
-                return self.runs is not None and await self.runs.is_served(self.scan.task_queue)
+                return self.runs is not None and await self.runs.is_served(task_queue)
         except TimeoutError:
             return False
 
@@ -212,7 +212,8 @@ class Inspection:
             try:
                 await self._mend(each)
             except AwayError as error:
-                each.deeds.append("not-asked")
+                if "untold" not in each.deeds:
+                    each.deeds.append("not-asked")
                 each.error = str(error)
                 self.runs = None
         findings.asked = self.runs is not None
@@ -240,52 +241,37 @@ class Inspection:
         kept: admitted before its end as far as it can be, and told to the next run otherwise."""
         session_id, run_id = trouble.session_id, trouble.facts["runID"]
         facts = await self._facts(session_id, run_id)
-        if self.runs is None or self.temporal is None:
+        runs, temporal = self.runs, self.temporal
+        if runs is None or temporal is None:
             trouble.deeds.append("not-asked")
             return
-        if facts.state != "open" or not (facts.attempt >= self.attempts or await self._is_silent(session_id, run_id)):
+        stuck_still = (facts.state, facts.run_id) == ("open", run_id) and (
+            facts.attempt >= self.attempts or await self._is_silent(session_id, facts)
+        )
+        if not stuck_still:
             trouble.deeds.append("moves")
             return
-        try:
-            await self._admit(session_id, await unread.read(self.temporal, session_id, run_id))
-            await self.runs.end(session_id, run_id)
-            left = await self._unadmitted(await unread.read(self.temporal, session_id, run_id))
-            await unread.send_again(self.temporal, session_id, self.scan.task_queue, left)
-        except UnavailableError as error:
-            raise AwayError(error.message) from error
-        trouble.deeds.append("ended")
+        await self._keep(temporal, session_id, run_id)
+        await _asked(runs.end(session_id, run_id))
+        trouble.deeds += ["ended", "untold"]
+        left = await self._keep(temporal, session_id, run_id)  # with what came until its end
+        await _asked(unread.send_again(temporal, session_id, facts.task_queue, left))
+        trouble.deeds.remove("untold")
 
-    async def _is_silent(self, session_id: str, run_id: str) -> bool:
-        """Say whether a run owns its session without a lease, and does not answer."""
+    async def _keep(self, temporal: Client, session_id: str, run_id: str) -> Unread:
+        """Admit what the run was sent, and give what only a run can be told."""
+        found = await _asked(unread.read(temporal, session_id, run_id))
+        return await unread.admit(self.scan.database, session_id, found, self.prompt_bytes)
+
+    async def _is_silent(self, session_id: str, facts: RunFacts) -> bool:
+        """Say whether a run owns its session without a lease, and does not answer although there are workers."""
         async with self.scan.database.read() as conn:
             claims = await stuck.claims(conn, 1, [session_id])
-        expired = any(claim.seen.owner_id == run_id and claim.left <= 0 for claim in claims)
-        return expired and not await self._answers(session_id, run_id)
-
-    async def _admit(self, session_id: str, found: Unread) -> None:
-        for one in (await self._unadmitted(found)).inputs:
-            try:
-                given = PromptInput.model_validate(one.payload)
-            except ValidationError:
-                continue  # the run would have refused it
-            delivery: Delivery = "queue" if one.signal == SIGNAL_QUEUE else "steer"
-
-            async def work(
-                conn: AsyncConnection, one: Sent = one, given: PromptInput = given, delivery: Delivery = delivery
-            ) -> None:
-                await inbox.admit(conn, session_id, one.id, given.prompt(), delivery, resume=given.resume)
-
-            # Without its session, or in conflict with what is there: the next run says so, as this one would have.
-            with suppress(NotFoundError, PromptConflictError):
-                await self.scan.database.transact(work)
-
-    async def _unadmitted(self, found: Unread) -> Unread:
-        sent = []
-        async with self.scan.database.read() as conn:
-            for one in found.sent:
-                if one.signal == SIGNAL_INTERRUPT or await inbox.find(conn, one.id) is None:
-                    sent.append(one)
-        return replace(found, sent=tuple(sent))
+        for claim in claims:
+            if claim.left <= 0 and (await self._facts(session_id, claim.seen.owner_id)).run_id == facts.run_id:
+                served = await self._is_served(facts.task_queue)
+                return served and not await self._answers(session_id, facts.run_id)
+        return False
 
     async def _rebuild(self, trouble: Trouble) -> None:
         if "error" in trouble.facts:
@@ -331,3 +317,11 @@ class Inspection:
         outcome = await self.scan.wake(wake)
         trouble.deeds.append(outcome.did)
         trouble.error = outcome.error or trouble.error
+
+
+async def _asked(call: Awaitable[Result]) -> Result:
+    """Ask Temporal: that it is away is another matter than that the database is."""
+    try:
+        return await call
+    except UnavailableError as error:
+        raise AwayError(error.message) from error

@@ -65,12 +65,13 @@ _AWAY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """A run as Temporal knows it. `attempt` is that of its pending workflow task, 0 without one: all attempts before it
-    have failed."""
+    """A run as Temporal knows it, and where it waits for workers. `attempt` is that of its pending workflow task, 0
+    without one: all attempts before it have failed."""
 
     state: OwnerRun
     run_id: str = ""
     attempt: int = 0
+    task_queue: str = ""
 
 
 class Runs:
@@ -325,7 +326,7 @@ async def facts_of_run(
         # An id that cannot be one of Temporal's is that of no run.
         unknown = error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT)
         return RunFacts("not-found" if unknown else "unreachable")
-    return RunFacts(state, described.run_id, raw.pending_workflow_task.attempt if state == "open" else 0)
+    return RunFacts(state, described.run_id, raw.pending_workflow_task.attempt, described.task_queue)
 
 
 async def _how_terminated(handle: WorkflowHandle[Any, Any]) -> OwnerRun:

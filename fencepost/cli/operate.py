@@ -61,17 +61,19 @@ def doctor(
         bool, typer.Option("--repair", help="With --sessions: repair what can be repaired safely.")
     ] = False,
     attempts: Annotated[
-        int,
+        Optional[int],  # noqa: UP045 - read by typer at run time
         typer.Option(
-            min=2, help="With --sessions: from which attempt of its workflow task on a run counts as one that is stuck."
+            min=2,
+            help="With --sessions: from which attempt of its workflow task on a run counts as one that is stuck; "
+            "5 unless it is given.",
         ),
-    ] = 5,
+    ] = None,
     as_json: Json = False,
     config: Config = None,
     debug: Debug = False,
 ) -> None:
     """Say what is wrong, and its mend. Looks at what is configured and what can be reached."""
-    if not sessions and (session_ids or repair):
+    if not sessions and (session_ids or repair or attempts is not None):
         raise typer.BadParameter("sessions are looked at and repaired with --sessions: add it")
 
     def work(configured: Path | None) -> Work:

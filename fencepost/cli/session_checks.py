@@ -44,7 +44,8 @@ _RUNS: Final = {
 }
 _DEEDS: Final[dict[Deed, str]] = {
     **{did: words for did, words in DONE.items()},  # noqa: C416 - of a wider type
-    "ended": "its run was ended, and another one started, which goes on",
+    "ended": "its run was ended, so that another one goes on",
+    "untold": "but that one may not be told what is not in the inbox: look, and send it again",
     "moves": "nothing to do; its run goes on, or has ended by now",
     "rebuilt": "its projection was made anew from the log",
     "agrees": "nothing to do; its projection agrees with the log by now",
@@ -57,7 +58,7 @@ _DEEDS: Final[dict[Deed, str]] = {
 
 
 async def examine(
-    config: Path | None, session_ids: Sequence[str], *, repair: bool, as_json: bool, attempts: int = CANNOT_PROGRESS
+    config: Path | None, session_ids: Sequence[str], *, repair: bool, as_json: bool, attempts: int | None = None
 ) -> int:
     """Look at all sessions or at these, show what is stuck, and with `repair` mend what can be mended safely.
 
@@ -71,7 +72,9 @@ async def examine(
     database = Database(address, pool_size=4)
     try:
         await migrate.check(database)
-        inspection = _inspection(settings, database, await _temporal(temporal_environ, say), attempts)
+        inspection = _inspection(
+            settings, database, await _temporal(temporal_environ, say), attempts or CANNOT_PROGRESS
+        )
         found, failed = await inspection.look(session_ids or None), None
         try:
             if repair:
@@ -127,7 +130,7 @@ def _inspection(settings: Settings, database: Database, temporal: Client | None,
     # Every run is asked about by the inspection itself, and a scan's own is asked again before anything is done.
     runs = Runs(temporal) if temporal is not None else _NoRuns()
     scan = Scan(database, runs, settings.task_queue, lease, limits.max_recovery_attempts)
-    return Inspection(scan, temporal, attempts)
+    return Inspection(scan, temporal, attempts, limits.prompt_bytes)
 
 
 class _NoRuns:

@@ -67,8 +67,7 @@ async def move(conn: AsyncConnection, session_id: str, location: Location, seen:
         return Move(session, moved=False)
     fenced = None
     if held is None:
-        # Looked for again: a claim made while this waited for the log's lock was not there to be locked before.
-        if await ownership.owner_of(conn, session_id) is not None:
+        if locked.late:
             raise AskAgainError
     elif await _has_begun(conn, held):
         owner = held.token

@@ -78,7 +78,7 @@ _EXPIRED = Statement(
 )
 # A session that somebody owns is left to its owner; what was put aside owns nothing. Rows at the maximum come first,
 # in an arm of their own: so each arm reads its index in order.
-_UNOWNED = """NOT EXISTS (
+UNOWNED = """NOT EXISTS (
     SELECT FROM session_execution AS e WHERE e.session_id = w.session_id AND e.recovery_error IS NULL
 )"""
 _WAKES = """
@@ -92,7 +92,7 @@ _DUE = f"w.time_created + {{lost}} * power(2, LEAST(w.wake_attempts, 40)){{less}
 def _wakes(name: str, table: str, still_open: str, less: str) -> Statement:
     """Write the query for one kind of wake; `less` is taken off the age from which the first attempt is due."""
     due = _DUE.format(lost=WAKE_LOST_MS, less=less)
-    given = {"id": name, "table": table, "open": still_open, "unowned": _UNOWNED}
+    given = {"id": name, "table": table, "open": still_open, "unowned": UNOWNED}
     most = _WAKES.format(attempts=f"w.wake_attempts = {MAX_WAKE_ATTEMPTS}", due="true", **given)
     others = _WAKES.format(attempts=f"w.wake_attempts < {MAX_WAKE_ATTEMPTS}", due=due, **given)
     both = f"SELECT * FROM (({most}) UNION ALL ({others})) AS found LIMIT :limit"

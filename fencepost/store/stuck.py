@@ -18,14 +18,14 @@ from fencepost.domain.ownership import Token
 from fencepost.store import continuation, ownership, rebuild, tables
 from fencepost.store.event_log import CLOCK
 from fencepost.store.rebuild import Difference
-from fencepost.store.recovery import WAKE_LOST_MS, Abandoned, Wake
+from fencepost.store.recovery import UNOWNED, WAKE_LOST_MS, Abandoned, Wake
 from fencepost.store.statement import Statement
 
 _RECENT_MESSAGES = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class SeenClaim:
     """A claim as seen without a lock. `left` is what its lease has, in milliseconds, negative once it ran out."""
 
     seen: Abandoned
@@ -83,17 +83,12 @@ def _claims(named: bool) -> Statement:
     )
 
 
-_UNOWNED = """NOT EXISTS (
-    SELECT FROM session_execution AS e WHERE e.session_id = w.session_id AND e.recovery_error IS NULL
-)"""
-
-
 def _wakes(named: bool, table: str, name: str, still_open: str) -> Statement:
     return _statement(
         f"""
         SELECT {name} AS id, w.session_id, w.wake_attempts, {CLOCK} - w.time_created AS age FROM {table} AS w
         WHERE w.wake_pending AND {still_open} AND {_among("w", named)}
-        AND w.time_created + :age <= {CLOCK} AND {_UNOWNED}
+        AND w.time_created + :age <= {CLOCK} AND {UNOWNED}
         ORDER BY w.wake_attempts DESC, w.time_created DESC LIMIT :limit
         """,  # noqa: S608 - constants
         named,
@@ -142,11 +137,11 @@ def _given(ids: Sequence[str] | None) -> dict[str, list[str]]:
     return {} if ids is None else {"ids": list(ids)}
 
 
-async def claims(conn: AsyncConnection, limit: int, ids: Sequence[str] | None = None) -> list[Claimed]:
+async def claims(conn: AsyncConnection, limit: int, ids: Sequence[str] | None = None) -> list[SeenClaim]:
     """Give the claims of all sessions or of these, the oldest first."""
     rows = await _CLAIMS[ids is not None].all(conn, limit=limit, **_given(ids))
     return [
-        Claimed(Abandoned(row.session_id, row.id, row.owner_id, row.expires_at), row.left, row.recovery_error)
+        SeenClaim(Abandoned(row.session_id, row.id, row.owner_id, row.expires_at), row.left, row.recovery_error)
         for row in rows
     ]
 

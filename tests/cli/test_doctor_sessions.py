@@ -217,6 +217,7 @@ async def test_without_temporal_only_the_database_is_looked_at(connected: Comman
     [
         (["--repair"], 2, "with --sessions: add it"),
         (["ses_1"], 2, "with --sessions: add it"),
+        (["--attempts", "5"], 2, "with --sessions: add it"),
         (["--sessions", "no id"], 2, "session id"),
         (["--sessions", "ses_nobody"], 2, "no session ses_nobody"),
     ],

@@ -11,20 +11,25 @@ from typing import Any, NoReturn
 
 import pytest
 from temporalio import workflow
-from temporalio.client import Client
+from temporalio.api.enums.v1 import EventType
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
+from fencepost import unread
 from fencepost.domain import contracts
-from fencepost.providers.script import Fail, Gate, Say
+from fencepost.domain.errors import UnavailableError
+from fencepost.domain.tools import ToolOutput
+from fencepost.providers.script import CallTool, Fail, Gate, Hang, Say
 from fencepost.recoveries import Scan
 from fencepost.repairs import Findings, Inspection, Trouble
 from fencepost.runs import REPAIR, Runs, state_of_run
 from fencepost.store import tables
+from fencepost.tools.registry import ToolContext
 from tests.end_to_end.test_worker_loss import kept, stage, texts
-from tests.house_kit import House, assert_equal_to_rebuild, open_house, served
+from tests.house_kit import HeldTool, House, assert_equal_to_rebuild, open_house, served
 from tests.workflows.conftest import MakeHouse
-from tests.workflows.test_interrupts import is_held
-from tests.workflows.test_recovery import HALF, REST, answered, cut_off, forgotten, logged, scan, set_of
+from tests.workflows.test_interrupts import Outage, interruptions, is_held, pending
+from tests.workflows.test_recovery import HALF, REST, admitted, answered, cut_off, forgotten, logged, scan, set_of
 
 ATTEMPTS = 2
 
@@ -45,6 +50,59 @@ async def broken(client: Client, task_queue: str) -> AsyncIterator[None]:
     runner = UnsandboxedWorkflowRunner()
     async with Worker(client, task_queue=task_queue, workflows=[_Broken], workflow_runner=runner):
         yield
+
+
+@workflow.defn(name=contracts.SESSION_TURN)
+class _Silent:
+    """A turn that goes on in a second run, which does not say what it does."""
+
+    @workflow.run
+    async def run(self, *args: Any) -> None:
+        """Continue as new once, then stand still."""
+        if workflow.info().continued_run_id is None:
+            workflow.set_query_handler(contracts.QUERY_STATUS, lambda: "fine")
+            workflow.continue_as_new()
+        await workflow.wait_condition(lambda: False)
+
+
+@asynccontextmanager
+async def _silent(client: Client, task_queue: str) -> AsyncIterator[None]:
+    runner = UnsandboxedWorkflowRunner()
+    async with Worker(client, task_queue=task_queue, workflows=[_Silent], workflow_runner=runner):
+        yield
+
+
+class Deaf(HeldTool):
+    """A tool that does not end when it is cancelled."""
+
+    async def _run(self, context: ToolContext, given: HeldTool.Input) -> ToolOutput:
+        while True:
+            try:
+                return await super()._run(context, given)
+            except asyncio.CancelledError:
+                await asyncio.shield(self.gate.wait())
+                raise
+
+
+async def has(handle: WorkflowHandle[Any, Any], kind: EventType.ValueType) -> bool:
+    """Say whether the run's history has such an event."""
+    return any(event.event_type == kind for event in (await handle.fetch_history()).events)
+
+
+async def owned(house: House, session_id: str, run_id: str | None) -> None:
+    """Give the session to this run, by a claim whose lease has run out."""
+    row = {"id": "exe_1", "session_id": session_id, "owner_id": run_id, "phase": "ready"}
+    await house.services.database.transact(
+        lambda conn: conn.execute(tables.session_execution.insert().values(**row, time_created=1, expires_at=1))
+    )
+
+
+async def end_of(house: House, session_id: str) -> None:
+    """Repair the session's run, as if it could not progress."""
+    tools = inspection(house, attempts=0)
+    found = await tools.look([session_id])
+    await tools.repair(found)
+    assert [each.deeds for each in found.troubles] == [["ended"]]
 
 
 async def failing(client: Client, session_id: str) -> str:
@@ -207,6 +265,162 @@ async def test_an_interrupt_that_nobody_has_seen_still_counts(
         assert len(h.provider.requests) == 1
 
 
+async def test_what_was_sent_after_an_interrupt_is_not_stopped_by_it(
+    database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path
+) -> None:
+    """It is in the inbox before the next run hears of the interrupt."""
+    gate = Gate()
+    async with stage(database_url, temporal_client, task_queue, tmp_path, cut_off(gate)) as (h, start):
+        worker = await start()
+        session_id = h.new_id()
+        handle = await h.start(session_id, "Tell me all.")
+        await gate.reached()
+        await kept(h, HALF)
+        worker.signal(signal.SIGKILL)
+        await worker.ended()
+        async with broken(h.client, task_queue):
+            await handle.signal("interrupt", {"reason": "enough"})
+            await handle.signal("steer", {"text": "Do that instead."})
+            await failing(h.client, session_id)
+        await repaired(h)
+        async with served(h.services):
+            await answered(h, session_id, 2)
+        [asked] = [r["messages"][-1]["content"] for r in h.provider.requests[1:]]
+
+        assert "Do that instead." in str(asked)
+        assert texts(await h.messages(session_id)) == [HALF, REST]
+        await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_an_interrupt_that_was_seen_and_not_settled_still_counts(house: MakeHouse) -> None:
+    """The worker had begun to cancel what ran, and one that is settled counts no more."""
+    tool = Deaf()
+    h = await house([[CallTool("hold", id="call_1")], [Say("On."), Hang()]], registry=tool.registry)
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    await tool.started(1)
+    await handle.signal("interrupt", {"id": "int_1"})
+    while not await has(handle, EventType.EVENT_TYPE_ACTIVITY_TASK_CANCEL_REQUESTED):  # noqa: ASYNC110 - nothing tells
+        await asyncio.sleep(0.05)
+    run_id = (await handle.describe()).run_id
+    assert run_id is not None
+    await end_of(h, session_id)
+    result = await h.ended(session_id)
+    tool.gate.set()
+
+    assert result.outcome == "interrupted"
+    assert (await interruptions(h, session_id))[-1]["interruptID"] == "int_1"
+    left = await unread.admit(h.services.database, session_id, await unread.read(h.client, session_id, run_id), 1000)
+    assert left.sent == ()
+
+
+async def test_an_interrupt_that_a_run_has_outlived_is_not_told_again(house: MakeHouse) -> None:
+    """It was settled with another one, whose id is the one in the log: what was begun later is not its business."""
+    tool = Deaf()
+    h = await house([[CallTool("hold", id="call_1")], [Say("On.")]], registry=tool.registry)
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    await tool.started(1)
+    await handle.signal("interrupt", {"id": "int_1"})
+    await handle.signal("interrupt", {"id": "int_2"})
+    await handle.signal("steer", {"text": "On."})
+    tool.gate.set()
+    await h.ended(session_id)
+    run_id = (await h.client.get_workflow_handle(session_id).describe()).run_id  # the one that went on
+    assert run_id is not None
+    sent = (await unread.read(h.client, session_id, run_id)).sent
+
+    assert "interrupt" not in [one.signal for one in sent]
+    assert len(h.provider.requests) == 2
+
+
+class Late(Runs):
+    """A client to which something is sent right before a run is ended."""
+
+    async def end(self, session_id: str, run_id: str) -> None:
+        """Send it, and end the run."""
+        handle = self._temporal.get_workflow_handle(session_id)
+        await handle.signal("steer", {"id": "msg_late", "text": "Me too."})
+        await super().end(session_id, run_id)
+
+
+async def test_what_comes_until_the_end_is_kept_although_nothing_is_started(
+    database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a session that was never created: Temporal goes away right after it has ended the run."""
+
+    async def away(*_: Any) -> None:
+        raise UnavailableError("a test says so: Temporal is away")
+
+    async with open_house(database_url, temporal_client, task_queue, tmp_path, [[Say("Yes.")]], serve=False) as h:
+        session_id = h.new_id()
+        async with broken(h.client, task_queue):
+            await h.start(session_id, "First.", title="Kept", location={"directory": str(tmp_path)})
+            await failing(h.client, session_id)
+        tools = inspection(h)
+        found = await tools.look([session_id])
+        tools.runs = Late(h.client)
+        with monkeypatch.context() as patched:
+            patched.setattr(unread, "send_again", away)
+            await tools.repair(found)
+        [trouble] = found.troubles
+
+        assert (trouble.deeds, trouble.is_repaired) == (["ended", "untold"], False)
+        assert "Temporal is away" in (trouble.error or "")
+        assert await pending(h, session_id) == {"First.": True, "Me too.": True}
+        assert (await h.events(session_id))[0].data["info"]["title"] == "Kept"
+        again = await repaired(h, session_id)
+        assert [each.kind for each in again.troubles] == []  # not yet: its wake is not lost before its time
+        await set_of(h, tables.session_input, session_id, time_created=1)
+        again = await repaired(h, session_id)
+        assert [each.deeds for each in again.troubles if each.kind == "pending-wake"] == [["woken"]]
+        async with served(h.services):
+            await answered(h, session_id, 1)
+
+
+async def test_a_database_that_goes_away_is_not_called_temporal(
+    database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path
+) -> None:
+    """Its error comes through, and nothing has been ended."""
+    async with open_house(database_url, temporal_client, task_queue, tmp_path, serve=False) as h:
+        session_id = h.new_id()
+        async with broken(h.client, task_queue):
+            handle = await h.start(session_id, "First.")
+            await failing(h.client, session_id)
+        tools = inspection(h)
+        found = await tools.look([session_id])
+        with Outage(h, "<locals>"), pytest.raises(UnavailableError, match="away"):
+            await tools.repair(found)
+
+        assert [each.deeds for each in found.troubles] == [[]]
+        assert (await handle.describe()).status == WorkflowExecutionStatus.RUNNING
+        await handle.terminate()
+
+
+async def test_what_cannot_be_admitted_is_refused_by_the_next_run(
+    database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path
+) -> None:
+    """Visibly, as this one would have: what is too large, and what has the id of something else."""
+    async with open_house(
+        database_url, temporal_client, task_queue, tmp_path, [[Say("Yes."), Hang()]], serve=False
+    ) as h:
+        session_id = await admitted(h)
+        async with broken(h.client, task_queue):
+            handle = await h.start(session_id)
+            await handle.signal("steer", {"id": f"msg_{session_id[4:]}", "text": "Something else."})
+            await handle.signal("steer", {"text": "x" * 1_000_001})
+            await failing(h.client, session_id)
+        await repaired(h, session_id)
+        async with served(h.services):
+            while len(refused := (await Runs(h.client).status(session_id)).rejected) < 2:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.05)
+            await h.client.get_workflow_handle(session_id).terminate()
+
+        assert "stands for something else" in refused[0].reason
+        assert "attach a file instead" in refused[1].reason
+        assert await h.types(session_id) != []
+
+
 async def test_a_run_that_waits_is_left_alone(house: MakeHouse) -> None:
     """Its lease has run out, and it answers: it gets its lease back, as from a scan, and goes on."""
     h = await house([[Fail(429, headers={"retry-after": "50"})]])
@@ -259,29 +473,61 @@ async def test_a_frozen_run_is_ended_once_its_lease_has_run_out(
         await assert_equal_to_rebuild(h, session_id)
 
 
-async def test_without_a_worker_a_run_is_left_to_the_next_one(
+async def test_a_run_whose_own_workers_are_gone_is_left_to_the_next_one(house: MakeHouse) -> None:
+    """Nobody has looked at it, so nothing is wrong with it, whoever serves other queues."""
+    h = await house([[Say("Yes.")]])
+    session_id = h.new_id()
+    await h.run(session_id, "Hello")
+    elsewhere = f"{h.task_queue}-elsewhere"
+    handle = await h.client.start_workflow(contracts.SESSION_TURN, {}, id=session_id, task_queue=elsewhere)
+    await owned(h, session_id, (await handle.describe()).run_id)
+    found = await repaired(h, session_id)
+
+    assert [(each.kind, each.facts.get("served"), each.deeds) for each in found.troubles] == [
+        ("expired-claim", False, ["alone"])
+    ]
+    assert (await handle.describe()).status == WorkflowExecutionStatus.RUNNING
+    await handle.terminate()
+
+
+async def test_the_next_run_is_started_where_the_last_one_was(house: MakeHouse) -> None:
+    """Whichever queue the doctor is told of."""
+    h = await house()
+    session_id, elsewhere = h.new_id(), f"{h.task_queue}-elsewhere"
+    async with broken(h.client, elsewhere):
+        await h.client.start_workflow(contracts.SESSION_TURN, {}, id=session_id, task_queue=elsewhere)
+        run_id = await failing(h.client, session_id)
+    found = await repaired(h, session_id)
+    described = await h.client.get_workflow_handle(session_id).describe()
+
+    assert [each.deeds for each in found.troubles] == [["ended"]]
+    assert (described.task_queue, described.run_id != run_id) == (elsewhere, True)
+    await h.client.get_workflow_handle(session_id).terminate()
+
+
+async def test_a_silent_run_that_goes_on_for_the_owner_is_ended(
     database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path
 ) -> None:
-    """Nobody has looked at it, so nothing is wrong with it."""
+    """The claim is that of the run before it, of whose history any worker can tell what it did."""
     async with open_house(database_url, temporal_client, task_queue, tmp_path, [[Say("Yes.")]], serve=False) as h:
-        session_id = h.new_id()
-        async with served(h.services):
-            await h.run(session_id, "Hello")
-        handle = await h.start(session_id, "And?")
-        described = await handle.describe()
-        row = {"id": "exe_1", "session_id": session_id, "owner_id": described.run_id, "phase": "ready"}
-        await h.services.database.transact(
-            lambda conn: conn.execute(tables.session_execution.insert().values(**row, time_created=1, expires_at=1))
-        )
-        tools = inspection(h)
-        tools.scan = Scan(h.services.database, Runs(h.client), f"{h.task_queue}-nobody")
-        found = await tools.look()
+        session_id = await admitted(h)
+        async with _silent(h.client, task_queue):
+            handle = await h.start(session_id)
+            first = handle.first_execution_run_id
+            assert first is not None
+            while (await h.client.get_workflow_handle(session_id).describe()).run_id == first:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0.05)
+            assert await Runs(h.client).answers(session_id, first)
+            await owned(h, session_id, first)
+            tools = inspection(h)
+            found = await tools.look()
+        [trouble] = found.troubles
+        assert (trouble.kind, trouble.facts["answers"], trouble.facts["served"]) == ("stuck-run", False, True)
+        assert trouble.facts["runID"] != first
         await tools.repair(found)
-
-        assert [(each.kind, each.facts.get("served"), each.deeds) for each in found.troubles] == [
-            ("expired-claim", False, ["alone"])
-        ]
-        await handle.terminate()
+        assert trouble.deeds == ["ended"]
+        async with served(h.services):
+            await answered(h, session_id, 1)
 
 
 async def test_a_lost_run_is_reconciled_and_its_session_goes_on(house: MakeHouse) -> None:
@@ -297,6 +543,7 @@ async def test_a_lost_run_is_reconciled_and_its_session_goes_on(house: MakeHouse
     results = await asyncio.gather(*(repaired(h) for _ in range(3)))
     await answered(h, session_id, 2)
     deeds = [deed for found in results for each in found.troubles for deed in each.deeds]
-    assert [deeds.count("continued"), deeds.count("woken")] == [1, 1]
+    assert deeds.count("continued") == 1
+    assert "woken" in deeds  # once more, when the first wake takes long
     assert texts(await h.messages(session_id))[1] == REST
     assert len(h.provider.requests) == 2
