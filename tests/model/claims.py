@@ -75,6 +75,7 @@ def reconcile(
         done = done._replace(ends=done.ends + 1)
         db = db._replace(last_stop=reason, seen=len(db.inputs)).noted(row.execution, "step.interrupted")
     late = called and not continues(reason) and done.stage == "prepared" and done.prepared[0] > 0
+    late = late and not db.pending()
     if not continues(reason):
         owing = db.inputs
         db = stop(db, cursor)

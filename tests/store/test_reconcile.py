@@ -250,6 +250,19 @@ async def test_what_an_ended_run_promoted_at_the_last_moment_is_answered_when_so
     assert (going_on.promoted, going_on.continued) == (0, True)
 
 
+async def test_what_an_ended_run_promoted_is_not_continued_beside_other_input(store: StoreKit, session_id: str) -> None:
+    """Its user stopped it; the model sees what was said before when it answers what is said next."""
+    token = token_of(session_id)
+    await store.admit(session_id, "stopped")
+    await store.claim(token)
+    await store.prepare(token)
+    await store.admit(session_id, "what comes next")
+
+    assert await _take_over(store, session_id, "terminated")
+    going_on = await store.prepare(token_of(session_id, NEXT))
+    assert (going_on.promoted, going_on.continued) == (1, False)
+
+
 async def _between_steps(store: StoreKit, session_id: str) -> Work:
     """Give work whose step has ended with a tool's result, which the model has not seen."""
     work = await store.begin(session_id)
