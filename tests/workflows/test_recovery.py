@@ -197,7 +197,11 @@ async def test_a_terminated_turn_waits_for_the_next_prompt(house: MakeHouse) -> 
     await handle.terminate("enough")
     await set_of(h, tables.session_execution, session_id, expires_at=1)
 
-    assert [(await scan(h)).done for _ in range(2)] == [{"settled": 1}, {}]
+    done: dict[str, int] = {}
+    while not done:
+        done = (await scan(h)).done  # a scan passes a row that the stream, which has not heard of the end, has locked
+    assert done == {"settled": 1}
+    assert (await scan(h)).done == {}
     assert len(h.provider.requests) == 1
     assert (await h.run(session_id, "And now?")).outcome == "done"
     assert texts(await h.messages(session_id))[1:] == [REST]
