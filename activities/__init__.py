@@ -18,7 +18,8 @@ from fencepost.services import Services
 def turn_activities(services: Services) -> list[Callable[..., Any]]:
     """Give the activities of the turn workflow's own queue; those of a workspace's queue are `tool_activities`."""
     ownership = OwnershipActivities(services)
-    inbox, models = InboxActivities(services, ownership), ModelActivities(services)
+    models = ModelActivities(services)
+    inbox = InboxActivities(services, ownership, models)
     return [
         inbox.admit_start,
         inbox.admit_input,

@@ -9,6 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from temporalio import activity
 
 from activities.guard import guarded
+from activities.model import Begun, ModelActivities
 from activities.ownership import OwnershipActivities
 from fencepost.domain import contracts
 from fencepost.domain.contracts import (
@@ -18,10 +19,13 @@ from fencepost.domain.contracts import (
     PlacedInterrupt,
     PlaceInterrupt,
     PromptInput,
+    Resolved,
+    ResolveInput,
     SessionInput,
 )
 from fencepost.domain.errors import (
     ClaimRefusedError,
+    ContextError,
     DirectoryError,
     InvalidInputError,
     NotFoundError,
@@ -40,42 +44,65 @@ from fencepost.store.sessions import NewSession
 class InboxActivities:
     """Local activities of the inbox."""
 
-    def __init__(self, services: Services, ownership_: OwnershipActivities) -> None:
+    def __init__(self, services: Services, ownership_: OwnershipActivities, models: ModelActivities) -> None:
         self._services = services
         self._ownership = ownership_
+        self._models = models
 
     @activity.defn(name=contracts.ADMIT_START)
     @guarded
     async def admit_start(self, given: AdmitStart) -> AdmitStartResult:
-        """Create the session unless it exists, admit the prompt of the start input, and claim the session if asked.
+        """Create the session unless it exists, admit the prompt of the start input, and, if asked, claim the session
+        and begin its first step.
 
-        An admission outlives a claim that is refused.
+        An admission outlives a claim that is refused, and both outlive a step that cannot have its context.
         """
         prompt = given.start.prompt
         if prompt is not None:
             self._check_size(prompt)
         wanted = self._ownership.wanted(given.claim) if given.claim is not None else None
+        first = ResolveInput(token=wanted.token, step=1) if wanted is not None and given.begin else None
 
-        async def work(conn: AsyncConnection) -> Claimed | None:
+        async def work(
+            conn: AsyncConnection, beginning: ResolveInput | None = first
+        ) -> tuple[Claimed | None, Begun | None]:
             locked = await self._locked(conn, given, wanted)
             if prompt is not None:
                 await self._admit(conn, given.session_id, given.input_id, prompt, locked.head if locked else None)
-            if wanted is None:
-                return None
+            if wanted is None or locked is None:
+                return None, None
+            claimed = None
             with suppress(AskAgainError, ClaimRefusedError, OwnershipLostError):
-                return await claims.claim(conn, wanted, None, self._services.lease, locked)
-            return None
+                claimed = await claims.claim(conn, wanted, None, self._services.lease, locked)
+            # Whatever took the session over, or made this claim before, leaves the first step to be asked for.
+            fresh = claimed is not None and claimed.held and locked.held is None and locked.ledger is None
+            return claimed, await self._models.prepare(conn, beginning) if beginning and fresh else None
 
-        claimed = await self._services.database.transact(work)
+        transact = self._services.database.transact
+        try:
+            claimed, begun = await transact(work)
+        except ContextError:
+            claimed, begun = await transact(lambda conn: work(conn, None))
         self._services.announcer.send(given.session_id, Notice.look())
         if given.claim is None or wanted is None:
             return AdmitStartResult()
         if claimed is not None:
-            return AdmitStartResult(claim=self._ownership.answer(wanted, claimed))
+            claim = self._ownership.answer(wanted, claimed)
+            return AdmitStartResult(claim=claim, begun=self._resolved(first, begun))
         try:
             return AdmitStartResult(claim=await self._ownership.claim(given.claim))
         except (ClaimRefusedError, OwnershipLostError):
             return AdmitStartResult()  # the workflow knows what to do about it
+
+    def _resolved(self, first: ResolveInput | None, begun: Begun | None) -> Resolved | None:
+        if first is None or begun is None:
+            return None
+        try:
+            return self._models.resolved(first, begun)
+        except Exception:
+            # A fault of ours must not end the run here, where what came along is not admitted yet. It comes again when
+            # the step is asked for.
+            return None
 
     async def _locked(self, conn: AsyncConnection, given: AdmitStart, wanted: Wanted | None) -> Locked | None:
         """Create the session unless it exists; for a claim, lock what it needs, before the admission locks the log."""

@@ -15,7 +15,7 @@ from fencepost.domain import stream as s
 from fencepost.domain.contracts import Announcement, CallRef, StreamInput, StreamResult
 from fencepost.domain.errors import ModelUnavailableError, ProviderError
 from fencepost.domain.models import ModelRequest
-from fencepost.domain.transcript import to_model_messages
+from fencepost.domain.transcript import read_model_messages
 from fencepost.providers import catalog
 from fencepost.services import Services
 from fencepost.store import readers, steps
@@ -102,7 +102,7 @@ class _Attempt:
             model=plan.model,
             provider=provider,
             config=config,
-            messages=to_model_messages(sent.messages, plan.model),
+            messages=read_model_messages(sent.messages, plan.model),
             system=tuple(text for text in (own, sent.baseline) if text),
             tools=services.registry.definitions(services.rules(agent), plan.tools),
             cache_key=self._given.token.session_id,

@@ -1,4 +1,4 @@
-"""What the fence and the ledger cost: the product's transactions, beside bare appends of the same events.
+"""What the fence and the ledger cost: the product's transactions, beside bare appends of the same events in as many.
 
 Only the database takes part. The bounds hold what was measured; they are no goal in themselves.
 """
@@ -27,6 +27,7 @@ from fencepost.store.claims import Wanted
 from fencepost.store.engine import Database
 from fencepost.store.event_log import Entry
 from fencepost.store.ownership import Lease
+from fencepost.store.statement import driver_of
 from fencepost.store.steps import Producer, Settlement
 
 APPEND, STEP = 1.5, 2.0
@@ -91,7 +92,12 @@ class Bare:
             head = await event_log.lock(conn, self._session_id)
             await event_log.append(conn, head, await inbox.promote(conn, head, queued=True))
 
+        async def nothing_more(conn: AsyncConnection) -> None:
+            await event_log.lock(conn, self._session_id)
+
         await self._database.transact(promote)
+        # Where the product records its request, which is no event.
+        await self._database.transact(nothing_more)
 
     async def append(self, *made: DurableEvent) -> None:
         """Append events."""
@@ -168,6 +174,19 @@ async def nothing() -> None:
     """Do nothing."""
 
 
+async def statements(database: Database, deed: Deed) -> int:
+    """Give how many statements a deed sends, the beginnings and ends of its transactions among them."""
+    sent: list[object] = []
+    async with database.read() as conn:
+        driver = driver_of(conn)  # the only one there is
+    driver.add_query_logger(sent.append)
+    try:
+        await deed()
+    finally:
+        driver.remove_query_logger(sent.append)
+    return len(sent)
+
+
 async def measure(house: House, *, count: int = 100) -> list[Figure]:
     """Measure appends of one part, and whole steps."""
     assert house.settings.database_url is not None
@@ -178,17 +197,30 @@ async def measure(house: House, *, count: int = 100) -> list[Figure]:
         hand = Fenced(database, fenced_id)
         await hand.claim()
         fenced, bare = Session(database, fenced_id, hand), Session(database, bare_id, Bare(database, bare_id))
-        step_ms, bare_step_ms = await alternated((fenced.step, bare.step), (fenced.admit, bare.admit), count)
+        step_ms = await alternated((fenced.step, bare.step), (fenced.admit, bare.admit), count)
+        sent = []
+        for session in (fenced, bare):
+            await session.admit()
+            sent.append(await statements(database, session.step))
         for session in (fenced, bare):
             await session.begin()
-        part_ms, bare_part_ms = await alternated((fenced.part, bare.part), (nothing, nothing), count)
+        part_ms = await alternated((fenced.part, bare.part), (nothing, nothing), count)
+        sent_for_parts = [await statements(database, session.part) for session in (fenced, bare)]
     finally:
         await database.close()
     return [
-        _figure("an append of one part, to a bare one", part_ms, bare_part_ms, APPEND),
-        _figure("a step in the database, to bare appends", step_ms, bare_step_ms, STEP),
+        _figure("an append of one part, to a bare one", part_ms, sent_for_parts, APPEND),
+        _figure("a step in the database, to bare appends", step_ms, sent, STEP),
     ]
 
 
-def _figure(name: str, fenced: float, bare: float, bound: float) -> Figure:
-    return Figure("fence", name, fenced / bare, bound, detail={"fenced ms": fenced, "bare ms": bare})
+def _figure(name: str, taken: tuple[float, float], sent: list[int], bound: float) -> Figure:
+    fenced, bare = taken
+    detail = {
+        "fenced ms": fenced,
+        "bare ms": bare,
+        "extra ms": fenced - bare,
+        "fenced statements": sent[0],
+        "bare statements": sent[1],
+    }
+    return Figure("fence", name, fenced / bare, bound, detail=detail)

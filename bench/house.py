@@ -21,6 +21,7 @@ from fencepost.domain.contracts import SESSION_TURN
 from fencepost.domain.inbox import Location
 from fencepost.local import LocalStack
 from fencepost.services import open_services
+from fencepost.serving import spare_collector
 from fencepost.store import migrate
 from fencepost.store.sessions import NewSession
 from worker import build_workers
@@ -106,6 +107,7 @@ class House:
         settings = self.settings.model_copy(update={"task_queue": fresh_queue("product")})
         async with open_services(settings, environ={**os.environ, **self.environ}) as services:
             workers = [*others, *build_workers(services)]
+            spare_collector()  # as a worker's process does
             running = [asyncio.create_task(worker.run()) for worker in workers]
             try:
                 yield settings.task_queue

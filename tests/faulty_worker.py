@@ -33,9 +33,9 @@ SIDES: tuple[Side, ...] = ("before", "within", "after")
 Deed: TypeAlias = Literal["kill", "stop", "error"]
 
 PROBES = ("admit", "claim", "promote", "intent", "append", "called", "start", "end", "settle", "release")
-"""Admission, claim (with the admission of a start input, or by itself), promotion, intent of a request, an append of
-its stream, the append with a tool's call, a tool's start and end, a step's settlement, and the release of the session
-(with the last settlement, or by itself)."""
+"""Admission, claim (with the admission of a start input, or by itself), promotion (with that claim, or by itself),
+intent of a request, an append of its stream, the append with a tool's call, a tool's start and end, a step's
+settlement, and the release of the session (with the last settlement, or by itself)."""
 
 _BY_WORK = {
     "InboxActivities.admit_start": "admit",
@@ -81,6 +81,8 @@ def passed(work: Any) -> set[str]:
         probes.add("release")
     if "admit" in probes and held.get("wanted") is not None:
         probes.add("claim")
+    if "claim" in probes and "admit" in probes and held["given"].begin:
+        probes.add("promote")
     return probes
 
 

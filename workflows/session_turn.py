@@ -224,6 +224,7 @@ class SessionTurn:
             start=start,
             input_id=self._mail.input_id(start.prompt, 0),
             claim=self._work.first_claim(),
+            begin=self._work.may_begin(),
         )
         try:
             admitted = await database_step(
@@ -233,7 +234,7 @@ class SessionTurn:
             # What came along is refused for the same reason, before the run ends under it.
             self._mail.refuse(as_application_error(error))
             await self._refuse(error)
-        self._work.claimed(admitted.claim)
+        self._work.claimed(admitted.claim, admitted.begun)
 
     async def _refuse(self, error: FailureError) -> NoReturn:
         """End the run with a failure, once everybody who waits for it has been told."""

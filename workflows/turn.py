@@ -153,10 +153,10 @@ class Turn:
 
     # Steps
 
-    async def run(self, *, force: bool, going_on: bool = False) -> Ended:
+    async def run(self, *, force: bool, going_on: bool = False, begun: Resolved | None = None) -> Ended:
         """Run steps until there is nothing more to do under this token. `force` makes one step even without input;
-        `going_on` says that the first one is in the middle of a turn."""
-        self.released, self._begun = None, None
+        `going_on` says that the first one is in the middle of a turn. `begun` is the first one, if it is begun."""
+        self.released, self._begun = None, begun
         while True:
             if self.interrupted():
                 return await self._interrupted()
@@ -175,9 +175,10 @@ class Turn:
             going_on = True
 
     async def _begin(self, *, queued: bool, required: bool) -> Resolved:
-        """Begin the next step, unless that came with the settlement of the one before."""
+        """Begin the next step, unless that came with the claim, or with the settlement of the one before."""
         begun, self._begun = self._begun, None
-        if begun is not None:
+        # Begun when nothing was required of it yet, it may have nothing to run with.
+        if begun is not None and (begun.plan or begun.error or not required):
             return begun
         given = self._next_step(queued=queued, required=required)
         return await self._database(contracts.RESOLVE_MODEL, given, Resolved, "resolve model")

@@ -24,6 +24,7 @@ with workflow.unsafe.imports_passed_through():
         PromptInput,
         ReleaseInput,
         ReleaseResult,
+        Resolved,
         StartInput,
         TurnResult,
     )
@@ -62,6 +63,7 @@ class Work:
         self._claims = 0
         self._claiming = False
         self._held: ClaimResult | None = None
+        self._begun: Resolved | None = None
         self._given_up = False
         self._cancelled = False
         self._stop: Stop | None = None
@@ -119,6 +121,11 @@ class Work:
         self._claims += 1
         return ClaimInput(session_id=self.session_id, ordinal=self._claims, carried=self._going_on is not None)
 
+    def may_begin(self) -> bool:
+        """Say whether the first step may be begun with that claim: what came along with the start belongs to it too,
+        and is not admitted yet."""
+        return not self.mail and not self._force
+
     def go_on(self, given: GoingOn | None) -> None:
         """Take up the turn of the run before, if it is in the middle of one."""
         self._going_on = given
@@ -126,10 +133,11 @@ class Work:
             progress = self.progress
             progress.steps, progress.tokens, progress.cost = given.steps, given.tokens, given.cost
 
-    def claimed(self, claim: ClaimResult | None) -> None:
-        """Take the answer to the first claim. One that found nothing is made again: input may have come since."""
+    def claimed(self, claim: ClaimResult | None, begun: Resolved | None) -> None:
+        """Take the answer to the first claim, and the step that was begun with it. A claim that found nothing is made
+        again: input may have come since."""
         if claim is not None and claim.token is not None:
-            self._held = claim
+            self._held, self._begun = claim, begun
         elif claim is not None:
             self._given_up = claim.exhausted
 
@@ -229,7 +237,8 @@ class Work:
         middle = going_on is not None
         try:
             while True:
-                ended = await turn.run(force=force, going_on=middle)
+                begun, self._begun = self._begun, None
+                ended = await turn.run(force=force, going_on=middle, begun=begun)
                 force, middle = False, ended == "carry"
                 if middle:
                     await self._continue_as_new(turn)

@@ -219,18 +219,14 @@ class ClaimResult(WireModel):
 
 
 class AdmitStart(WireModel):
-    """With `claim` the session is claimed as well, once everything is admitted."""
+    """With `claim` the session is claimed as well, once everything is admitted; with `begin` also its first step is
+    begun, if nobody had the session."""
 
     session_id: str
     start: StartInput
     input_id: str
     claim: ClaimInput | None = None
-
-
-class AdmitStartResult(WireModel):
-    """`claim` is absent when none was asked for, or when it has to be asked for again."""
-
-    claim: ClaimResult | None = None
+    begin: bool = False
 
 
 class StepInput(WireModel):
@@ -266,6 +262,14 @@ class Resolved(WireModel):
     continued: bool = False
     plan: Plan | None = None
     error: str | None = None
+
+
+class AdmitStartResult(WireModel):
+    """`claim` is absent when none was asked for, or when it has to be asked for again; `begun` is there when the first
+    step was begun."""
+
+    claim: ClaimResult | None = None
+    begun: Resolved | None = None
 
 
 class StreamInput(StepInput):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any, assert_never
 
 from fencepost.domain import messages as m
@@ -24,13 +25,31 @@ from fencepost.domain.models import (
 from fencepost.domain.projection import INTERRUPTED
 from fencepost.domain.tools import ContentItem
 
+# A step sends the whole conversation again, and all but its last messages have been translated before. Long ones are
+# not kept: they would fill the memory, and what takes the time is their number, not their length.
+_KEPT_MESSAGES = 4096
+_KEPT_CHARACTERS = 4096
+
 
 def to_model_messages(history: Iterable[m.Message], model: ModelRef) -> tuple[ModelMessage, ...]:
     """Translate messages, in order of their sequence, for a request to this model."""
+    return tuple(made for message in history for made in _translate(message, model))
+
+
+def read_model_messages(history: Iterable[tuple[str, str]], model: ModelRef) -> tuple[ModelMessage, ...]:
+    """Translate messages given as id and JSON. Raises MessageDecodeError for one that cannot be read."""
     made: list[ModelMessage] = []
-    for message in history:
-        made += _translate(message, model)
+    for message_id, text in history:
+        read = _kept if len(text) <= _KEPT_CHARACTERS else _read
+        made += read(message_id, text, model.provider_id, model.id)
     return tuple(made)
+
+
+def _read(message_id: str, text: str, provider_id: str, model_id: str) -> tuple[ModelMessage, ...]:
+    return tuple(_translate(m.decode_message_json(message_id, text), ModelRef(id=model_id, provider_id=provider_id)))
+
+
+_kept = lru_cache(_KEPT_MESSAGES)(_read)
 
 
 def _translate(message: m.Message, model: ModelRef) -> list[ModelMessage]:

@@ -50,10 +50,11 @@ _UP_TO = Statement(union_all(_first("steer", _MOST_STEERS), _first("queue", 1)))
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The receipt, and whether a live claim will look at the inbox anyway, so that no wake has to be sent."""
+    """The receipt, and whether a live claim will look at the inbox anyway, so that no wake has to be sent. A caller
+    that has locked the log itself is not told."""
 
     receipt: Receipt
-    claimed: bool
+    claimed: bool | None
 
 
 async def admit(
@@ -74,7 +75,7 @@ async def admit(
     has locked it already.
     """
     prompt = with_types(Prompt.model_validate(clean(prompt.to_wire())))
-    head = head or await event_log.lock(conn, session_id)
+    own, head = head is None, head or await event_log.lock(conn, session_id)
     row = await _FIND.first(conn, id=input_id)
     if row is None:
         event = PromptAdmitted(
@@ -102,8 +103,8 @@ async def admit(
         raise _conflict(session_id, input_id, row)
     if resume and receipt.promoted_seq is None and (row is None or not row.wake_pending):
         await _ASK.run(conn, id=input_id)
-    owner = await owner_of(conn, session_id)
-    return Admission(receipt, claimed=owner is not None and not owner.expired)
+    owner = await owner_of(conn, session_id) if own else None
+    return Admission(receipt, claimed=(owner is not None and not owner.expired) if own else None)
 
 
 def _conflict(session_id: str, input_id: str, row: Any) -> PromptConflictError:

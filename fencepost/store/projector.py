@@ -12,7 +12,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias, cast
 
 from pydantic_core import to_json
-from sqlalchemy import BigInteger, bindparam, delete, func, or_, select, text, update
+from sqlalchemy import BigInteger, Text, bindparam, delete, func, literal, or_, select, text, update
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -42,6 +43,7 @@ class Projection:
         self._conn = conn
         self._assistants: dict[str, _Assistant | None] = {}
         self._promoted: dict[str, tuple[events.Prompted, int]] = {}
+        self._ended: events.StepEnded | None = None
         if message is not None:
             self._assistants[message[0]] = _Assistant(message[1])
 
@@ -49,13 +51,13 @@ class Projection:
         """Project one event at its sequence. An event kind without a projector changes nothing."""
         if isinstance(event, events.StepStarted):
             await self.write()
-            await _close_newest(self._conn, event)
-            self._assistants[event.assistant_message_id] = _Assistant(new_assistant(event), event, created_at=seq)
+            self._assistants[event.assistant_message_id] = _Assistant(new_assistant(event), event, event, seq)
             return
         if isinstance(event, events.StepEvent | events.StepInterrupted):
             await self._change(event)
             if isinstance(event, events.StepEnded):
-                await _sum_up(self._conn, event)
+                self._ended = event
+                await self.write()
             return
         if isinstance(event, events.Prompted):
             if event.message_id in self._promoted:
@@ -73,6 +75,7 @@ class Projection:
         if message_id is None:
             return
         if message_id not in self._assistants:
+            await self.write()  # a new message closes the one before it
             self._assistants[message_id] = await _read_assistant(self._conn, event.session_id, message_id)
         assistant = self._assistants[message_id]
         changed = update_assistant(assistant.data, event) if assistant is not None else None
@@ -81,15 +84,20 @@ class Projection:
 
     async def write(self) -> None:
         """Write what has changed."""
+        ended, self._ended = self._ended, None
         for message_id, assistant in self._assistants.items():
-            if assistant is not None and assistant.created_at is not None:
-                created = assistant.data["time"]["created"]
-                await _insert_message(
-                    self._conn, assistant.last, assistant.created_at, message_id, "assistant", assistant.data, created
-                )
-            elif assistant is not None and assistant.last is not None:
+            if assistant is None or assistant.last is None:
+                continue
+            if assistant.begun is not None:
+                await _begin_message(self._conn, assistant, message_id)
+            elif ended is not None and ended.assistant_message_id == message_id:
+                await _END_MESSAGE.run(self._conn, named=message_id, data=assistant.data, **_sums(ended))
+                ended = None
+            else:
                 await _write_message(self._conn, assistant.last, message_id, assistant.data)
         self._assistants.clear()
+        if ended is not None:
+            await _SUM_UP.run(self._conn, **_sums(ended))
         if self._promoted:
             await promotions.project(self._conn, list(self._promoted.values()))
             self._promoted.clear()
@@ -97,11 +105,13 @@ class Projection:
 
 @dataclass(slots=True)
 class _Assistant:
-    """An assistant message in hand: its data, the last event that changed it, and where it is created, if it is new."""
+    """An assistant message in hand: its data, the last event that changed it, and the one that begins it with that
+    one's sequence, if it is new."""
 
     data: dict[str, Any]
     last: Any = None
-    created_at: int | None = None
+    begun: events.StepStarted | None = None
+    seq: int = -1
 
 
 _messages, _inbox, _sessions = tables.session_message, tables.session_input, tables.session
@@ -112,22 +122,37 @@ _ASSISTANT = Statement(
         _messages.c.type == "assistant",
     )
 )
-_NEWEST_ASSISTANT = Statement(
-    select(_messages.c.id, _messages.c.data)
+_newest = (
+    select(_messages.c.id)
     .where(_messages.c.session_id == bindparam("session_id"), _messages.c.type == "assistant")
     .order_by(_messages.c.seq.desc())
     .limit(1)
 )
-_INSERT_MESSAGE = Statement(
+_insert = (
     upsert(_messages)
     .values({column.name: bindparam(column.name) for column in _messages.c})
     .on_conflict_do_nothing(index_elements=["id"])
 )
-_UPDATE_MESSAGE = Statement(
+_INSERT_MESSAGE = Statement(_insert)
+# An older step that never settled is closed with it, without finish and error, so that it is never current again.
+_closed = bindparam("closed", type_=BigInteger)
+_BEGIN_MESSAGE = Statement(
+    _insert.add_cte(
+        update(_messages)
+        .where(_messages.c.id == _newest.scalar_subquery(), _messages.c.data["time"]["completed"].is_(None))
+        .values(
+            data=func.jsonb_set(_messages.c.data, literal(["time", "completed"], ARRAY(Text)), func.to_jsonb(_closed)),
+            time_updated=_closed,
+        )
+        .cte("older")
+    )
+)
+_update = (
     update(_messages)
     .where(_messages.c.id == bindparam("named"))
-    .values(data=bindparam("data"), time_updated=bindparam("time_updated"))
+    .values(data=bindparam("data"), time_updated=bindparam("time_updated", type_=BigInteger))
 )
+_UPDATE_MESSAGE = Statement(_update)
 _IS_MESSAGE = Statement(select(_messages.c.id).where(_messages.c.id == bindparam("id")))
 _ADMIT = Statement(
     text(
@@ -145,14 +170,16 @@ _ADMIT = Statement(
     )
 )
 _SUMS = ("cost", "tokens_input", "tokens_output", "tokens_reasoning", "tokens_cache_read", "tokens_cache_write")
-_SUM_UP = Statement(
+_sum_up = (
     update(_sessions)
-    .where(_sessions.c.id == bindparam("named"))
+    .where(_sessions.c.id == bindparam("summed"))
     .values(
         {name: _sessions.c[name] + bindparam(f"more_{name}", type_=_sessions.c[name].type) for name in _SUMS}
         | {"time_updated": bindparam("time_updated", type_=BigInteger)}
     )
 )
+_SUM_UP = Statement(_sum_up)
+_END_MESSAGE = Statement(_update.add_cte(_sum_up.cte("summed")))
 
 
 async def _read_assistant(conn: AsyncConnection, session_id: str, message_id: str) -> _Assistant | None:
@@ -182,13 +209,7 @@ async def _session_created(conn: AsyncConnection, event: events.SessionCreated, 
 
 
 async def _insert_message(
-    conn: AsyncConnection,
-    event: events.DurableEvent,
-    seq: int,
-    message_id: str,
-    kind: str,
-    data: dict[str, Any],
-    created: int | None = None,
+    conn: AsyncConnection, event: events.DurableEvent, seq: int, message_id: str, kind: str, data: dict[str, Any]
 ) -> None:
     """A duplicate id is refused, which rolls the event back and keeps the original."""
     inserted = await _INSERT_MESSAGE.run(
@@ -197,10 +218,32 @@ async def _insert_message(
         session_id=event.session_id,
         type=kind,
         seq=seq,
-        time_created=event.timestamp if created is None else created,
+        time_created=event.timestamp,
         time_updated=event.timestamp,
         data=data,
     )
+    _require(inserted, event, message_id)
+
+
+async def _begin_message(conn: AsyncConnection, assistant: _Assistant, message_id: str) -> None:
+    """Insert a new assistant message as it is by now; an older one that never settled is closed."""
+    event = assistant.begun
+    assert event is not None
+    inserted = await _BEGIN_MESSAGE.run(
+        conn,
+        id=message_id,
+        session_id=event.session_id,
+        type="assistant",
+        seq=assistant.seq,
+        time_created=event.timestamp,
+        time_updated=assistant.last.timestamp,
+        data=assistant.data,
+        closed=event.timestamp,
+    )
+    _require(inserted, event, message_id)
+
+
+def _require(inserted: int, event: events.DurableEvent, message_id: str) -> None:
     if not inserted:
         raise LifecycleConflictError(f"there is a message {message_id} already: {event.type} cannot make another")
 
@@ -297,28 +340,19 @@ async def _write_message(
     await _UPDATE_MESSAGE.run(conn, named=message_id, data=data, time_updated=event.timestamp)
 
 
-async def _close_newest(conn: AsyncConnection, event: events.StepStarted) -> None:
-    """An older step that never settled is closed, without finish and error, so that it is never current again."""
-    row = await _NEWEST_ASSISTANT.first(conn, session_id=event.session_id)
-    if row is not None and "completed" not in row.data["time"]:
-        time = {**row.data["time"], "completed": event.timestamp}
-        await _write_message(conn, event, row.id, {**row.data, "time": time})
-
-
-async def _sum_up(conn: AsyncConnection, event: events.StepEnded) -> None:
-    """Add a step's cost and tokens to its session's."""
+def _sums(event: events.StepEnded) -> dict[str, Any]:
+    """Give what adds a step's cost and tokens to its session's."""
     tokens = event.tokens
-    await _SUM_UP.run(
-        conn,
-        named=event.session_id,
-        time_updated=event.timestamp,
-        more_cost=event.cost,
-        more_tokens_input=tokens.input,
-        more_tokens_output=tokens.output,
-        more_tokens_reasoning=tokens.reasoning,
-        more_tokens_cache_read=tokens.cache.read,
-        more_tokens_cache_write=tokens.cache.write,
-    )
+    return {
+        "summed": event.session_id,
+        "time_updated": event.timestamp,
+        "more_cost": event.cost,
+        "more_tokens_input": tokens.input,
+        "more_tokens_output": tokens.output,
+        "more_tokens_reasoning": tokens.reasoning,
+        "more_tokens_cache_read": tokens.cache.read,
+        "more_tokens_cache_write": tokens.cache.write,
+    }
 
 
 async def _revert_staged(conn: AsyncConnection, event: events.RevertStaged, seq: int) -> None:

@@ -1,4 +1,4 @@
-"""Projecting promoted input: any number of them in three statements, since thousands may have gathered in the inbox."""
+"""Projecting promoted input: any number of them in one statement, since thousands may have gathered in the inbox."""
 
 from __future__ import annotations
 
@@ -21,22 +21,26 @@ _INPUTS = Statement(
 _PROMOTE = Statement(
     text(
         """
-        UPDATE session_input SET promoted_seq = p.seq, wake_pending = FALSE
-        FROM unnest(CAST(:ids AS text[]), CAST(:seqs AS bigint[])) AS p(id, seq) WHERE session_input.id = p.id
+        WITH promoted AS (
+            SELECT * FROM unnest(
+                CAST(:ids AS text[]), CAST(:seqs AS bigint[]), CAST(:prompts AS jsonb[]), CAST(:deliveries AS text[]),
+                CAST(:times AS bigint[])
+            ) AS p(id, seq, prompt, delivery, time)
+        ), marked AS (
+            UPDATE session_input AS i SET promoted_seq = p.seq, wake_pending = FALSE FROM promoted AS p
+            WHERE i.id = p.id AND i.promoted_seq IS NULL
+              AND (i.session_id, i.prompt, i.delivery, i.time_created) = (:session_id, p.prompt, p.delivery, p.time)
+            RETURNING i.id
+        ), shown AS (
+            INSERT INTO session_message (id, session_id, type, seq, time_created, time_updated, data)
+            SELECT id, :session_id, 'user', seq, time, time,
+                prompt || jsonb_build_object('time', jsonb_build_object('created', time)) FROM promoted
+            ON CONFLICT (id) DO NOTHING RETURNING id
+        )
+        SELECT p.id, marked.id IS NOT NULL AS marked, shown.id IS NOT NULL AS shown
+        FROM promoted AS p LEFT JOIN marked USING (id) LEFT JOIN shown USING (id)
         """
-    )
-)
-_SHOW = Statement(
-    text(
-        """
-        INSERT INTO session_message (id, session_id, type, seq, time_created, time_updated, data)
-        SELECT id, :session_id, 'user', seq, time, time, data
-        FROM unnest(
-            CAST(:ids AS text[]), CAST(:seqs AS bigint[]), CAST(:times AS bigint[]), CAST(:data AS jsonb[])
-        ) AS m(id, seq, time, data)
-        ON CONFLICT (id) DO NOTHING RETURNING id
-        """
-    ).columns(column("id"))
+    ).columns(column("id"), column("marked"), column("shown"))
 )
 
 
@@ -45,8 +49,26 @@ async def project(conn: AsyncConnection, promoted: Sequence[tuple[Prompted, int]
 
     Raises LifecycleConflictError, which rolls all of them back.
     """
+    done = await _PROMOTE.all(
+        conn,
+        session_id=promoted[0][0].session_id,
+        ids=[event.message_id for event, _ in promoted],
+        seqs=[seq for _, seq in promoted],
+        prompts=[to_json(event.prompt.to_wire()).decode() for event, _ in promoted],
+        deliveries=[event.delivery for event, _ in promoted],
+        times=[event.timestamp for event, _ in promoted],
+    )
+    marked = {row.id for row in done if row.marked}
+    if len(marked) < len(promoted):
+        await _require_promoted(conn, [one for one in promoted if one[0].message_id not in marked])
+    known = [row.id for row in done if not row.shown]
+    if known:
+        raise LifecycleConflictError(f"there is a message {min(known)} already: {Prompted.type} cannot make another")
+
+
+async def _require_promoted(conn: AsyncConnection, promoted: Sequence[tuple[Prompted, int]]) -> None:
+    """Accept inputs that are promoted at their sequences already, and such as were never admitted."""
     rows = {row.id: row for row in await _INPUTS.all(conn, ids=[event.message_id for event, _ in promoted])}
-    marked: list[tuple[str, int]] = []
     for event, seq in promoted:
         prompt, row = event.prompt.to_wire(), rows.get(event.message_id)
         if row is None:
@@ -58,22 +80,4 @@ async def project(conn: AsyncConnection, promoted: Sequence[tuple[Prompted, int]
             if row.session_id != event.session_id or row.promoted_seq != seq:
                 raise LifecycleConflictError(f"input {event.message_id} was promoted at {row.promoted_seq} already")
         else:
-            same = (row.session_id, row.prompt, row.delivery, row.time_created)
-            if same != (event.session_id, prompt, event.delivery, event.timestamp):
-                raise LifecycleConflictError(f"input {event.message_id} was admitted with other content")
-            marked.append((event.message_id, seq))
-    if marked:
-        await _PROMOTE.run(conn, ids=[one for one, _ in marked], seqs=[seq for _, seq in marked])
-    shown = await _SHOW.all(
-        conn,
-        session_id=promoted[0][0].session_id,
-        ids=[event.message_id for event, _ in promoted],
-        seqs=[seq for _, seq in promoted],
-        times=[event.timestamp for event, _ in promoted],
-        data=[
-            to_json({**event.prompt.to_wire(), "time": {"created": event.timestamp}}).decode() for event, _ in promoted
-        ],
-    )
-    if len(shown) < len(promoted):
-        known = {event.message_id for event, _ in promoted} - {row.id for row in shown}
-        raise LifecycleConflictError(f"there is a message {min(known)} already: {Prompted.type} cannot make another")
+            raise LifecycleConflictError(f"input {event.message_id} was admitted with other content")

@@ -58,26 +58,24 @@ _HISTORY = Statement(
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a model is sent of a session: the baseline of its context, None before the first step, and messages."""
+    """What a model is sent of a session: the baseline of its context, None before the first step, and its messages,
+    each as its id and its JSON, which has id and type in it."""
 
     baseline: str | None
-    messages: list[Message]
+    messages: list[tuple[str, str]]
 
 
 async def sent(conn: AsyncConnection, session_id: str) -> Sent:
     """Give what a model is sent of a session: the baseline, and its messages in order: those from the last compaction
-    on, without the updates that the baseline has in it, and with those before the compaction that it has not.
-
-    Raises MessageDecodeError for a row that cannot be read.
-    """
+    on, without the updates that the baseline has in it, and with those before the compaction that it has not."""
     rows = await _HISTORY.all(conn, session_id=session_id)
     baseline = rows.pop(0).text if rows and rows[0].id is None else None
-    return Sent(baseline, [decode_message_json(row.id, row.text) for row in rows])
+    return Sent(baseline, [(row.id, row.text) for row in rows])
 
 
 async def history(conn: AsyncConnection, session_id: str) -> list[Message]:
-    """Give the messages that a model is sent of a session. Raises MessageDecodeError."""
-    return (await sent(conn, session_id)).messages
+    """Give the messages that a model is sent of a session. Raises MessageDecodeError for a row that cannot be read."""
+    return [decode_message_json(*message) for message in (await sent(conn, session_id)).messages]
 
 
 async def page(

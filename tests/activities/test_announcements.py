@@ -13,6 +13,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 
 from activities.inbox import InboxActivities
+from activities.model import ModelActivities
 from activities.ownership import OwnershipActivities
 from activities.publisher import StepPublisher
 from fencepost.domain import stream as s
@@ -60,7 +61,8 @@ class Told:
         """Admit one input as a signal or update does."""
         given = PromptInput(text=text)
         letter = AdmitInput(session_id=self.session_id, input_id=input_id or fresh_id("msg"), prompt=given)
-        return await InboxActivities(self.services, OwnershipActivities(self.services)).admit_input(letter)
+        ownership, models = OwnershipActivities(self.services), ModelActivities(self.services)
+        return await InboxActivities(self.services, ownership, models).admit_input(letter)
 
     def publisher(self, work: Work, trusted: Callable[[], bool] = lambda: True) -> StepPublisher:
         """Give the publisher of a step's stream."""

@@ -16,10 +16,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import fencepost.cli.doctor
 import fencepost.cli.following
 import fencepost.cli.records
 import fencepost.cli.run
-import fencepost.cli.sending  # noqa: F401 - all four are here to be there when a child needs them
+import fencepost.cli.sending  # noqa: F401 - all five are here to be there when a child needs them
 from fencepost.cli.app import run_command_line
 from tests.cli.command import Command, Ended
 

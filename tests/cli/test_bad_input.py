@@ -6,11 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from fencepost.store.migrate import wanted_version
-from tests.cli.command import Command, ended, read_until
+from tests.cli.command import Command, Ended, ended, read_until
+from tests.cli.nursery import Nursery
 
 _NOBODY = "127.0.0.1:9"
 
@@ -45,9 +47,9 @@ _NOBODY = "127.0.0.1:9"
         (["run", "--config", "/no/such/file", "hi"], "there is no such file"),
     ],
 )
-def test_bad_input_is_one_line(alone: Command, arguments: list[str], words: str) -> None:
+def test_bad_input_is_one_line(nursery: Nursery, alone: Command, arguments: list[str], words: str) -> None:
     """Found before anything is started, so that it is known at once."""
-    done = alone(*arguments)
+    done = nursery(alone, *arguments)
 
     assert done.code == 2
     assert words in done.complaint()
@@ -55,29 +57,29 @@ def test_bad_input_is_one_line(alone: Command, arguments: list[str], words: str)
     assert not (alone.home / "stack.json").exists()
 
 
-def test_services_that_are_away_are_named(connected: Command) -> None:
+def test_services_that_are_away_are_named(nursery: Nursery, connected: Command) -> None:
     """At start there is nothing to wait for: exit code 3."""
-    away = connected.given(FENCEPOST_DATABASE_URL=f"postgresql://u:secret@{_NOBODY}/x")("run", "hi")
+    away = nursery(connected.given(FENCEPOST_DATABASE_URL=f"postgresql://u:secret@{_NOBODY}/x"), "run", "hi")
     assert away.code == 3
     assert f"PostgreSQL at {_NOBODY}/x cannot be used" in away.complaint()
     assert "secret" not in away.err
 
-    away = connected.given(TEMPORAL_ADDRESS=_NOBODY)("run", "hi")
+    away = nursery(connected.given(TEMPORAL_ADDRESS=_NOBODY), "run", "hi")
     assert away.code == 3
     assert f"Temporal at {_NOBODY} cannot be reached" in away.complaint()
 
 
-def test_a_model_of_local_mode_is_refused_elsewhere(connected: Command) -> None:
+def test_a_model_of_local_mode_is_refused_elsewhere(quick: Callable[..., Ended]) -> None:
     """At once: no worker elsewhere could have it, and none is waited for."""
-    done = connected("run", "--model", "scripted/demo", "hi")
+    done = quick("run", "--model", "scripted/demo", "hi")
 
     assert done.code == 2
     assert "model scripted/demo is there on this machine's own services only" in done.complaint()
 
 
-def test_a_missing_worker_is_named(connected: Command) -> None:
+def test_a_missing_worker_is_named(quick: Callable[..., Ended], connected: Command) -> None:
     """Nothing is sent that nobody would take."""
-    done = connected("run", "hi")
+    done = quick("run", "hi")
 
     assert done.code == 3
     queue = connected.variables["FENCEPOST_TASK_QUEUE"]
@@ -112,23 +114,23 @@ def test_an_interrupt_during_the_start_says_that_nothing_was_sent(alone: Command
     assert done.out == ""
 
 
-def test_one_service_without_the_other_is_refused(alone: Command) -> None:
+def test_one_service_without_the_other_is_refused(nursery: Nursery, alone: Command) -> None:
     """A session's state would be in two places that live and die separately."""
-    done = alone.given(TEMPORAL_ADDRESS=_NOBODY)("run", "hi")
+    done = nursery(alone.given(TEMPORAL_ADDRESS=_NOBODY), "run", "hi")
 
     assert done.code == 2
     assert "set FENCEPOST_DATABASE_URL too" in done.complaint()
 
 
-def test_another_migration_is_named_and_upgraded(connected: Command, empty_database_url: str) -> None:
+def test_another_migration_is_named_and_upgraded(nursery: Nursery, connected: Command, empty_database_url: str) -> None:
     """`db check` and `run` say what to do, and `db upgrade` does it."""
     empty = connected.given(FENCEPOST_DATABASE_URL=empty_database_url)
     for arguments in (["db", "check"], ["run", "hi"]):
-        done = empty(*arguments)
+        done = nursery(empty, *arguments)
         assert done.code == 2
         assert "run `fencepost db upgrade`" in done.complaint()
 
-    upgraded = [empty("db", "upgrade"), empty("db", "check")]
+    upgraded = [nursery(empty, "db", "upgrade"), nursery(empty, "db", "check")]
     assert [each.code for each in upgraded] == [0, 0]
     assert {wanted_version() in each.out for each in upgraded} == {True}
 

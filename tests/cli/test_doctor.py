@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,12 @@ from fencepost.cli.findings import Check
 from fencepost.config import Settings
 from fencepost.store.migrate import wanted_version
 from tests.cli.command import Command, Ended
+from tests.cli.nursery import Nursery
 from tests.cli.pooler import pooled
 
 _NOBODY = "127.0.0.1:9"
+_OPENAI_AWAY = {"FENCEPOST_PROVIDERS__OPENAI__BASE_URL": f"http://{_NOBODY}/v1"}
+"""For tests whose default model is the usual one: nothing outside this machine is asked, or waited for."""
 
 
 def _configured(tmp_path: Path, scripted_url: str, text: str = "") -> str:
@@ -51,9 +55,11 @@ def _named(found: list[Check]) -> dict[str, Check]:
     return {check.name: check for check in found}
 
 
-def test_a_first_look_finds_nothing_wrong_and_starts_nothing(alone: Command, scripted_url: str, tmp_path: Path) -> None:
+def test_a_first_look_finds_nothing_wrong_and_starts_nothing(
+    nursery: Nursery, alone: Command, scripted_url: str, tmp_path: Path
+) -> None:
     """Servers of local mode that do not run are no error: the commands start them."""
-    done = alone("doctor", "--json", "--config", _configured(tmp_path, scripted_url))
+    done = nursery(alone, "doctor", "--json", "--config", _configured(tmp_path, scripted_url))
 
     checks = _checks(done)
     assert (done.code, done.err) == (0, "")
@@ -85,34 +91,37 @@ def test_what_runs_is_said_with_its_version(beside: Command) -> None:
         assert words in done.out
 
 
-def test_forty_columns_are_enough(alone: Command) -> None:
+def test_forty_columns_are_enough(nursery: Nursery, alone: Command) -> None:
     """Nothing is cut off but a word that is longer than the line."""
-    done = alone.given(COLUMNS="40")("doctor")
+    done = nursery(alone.given(COLUMNS="40", **_OPENAI_AWAY), "doctor")
 
     assert {len(line) <= 40 for line in done.out.splitlines()} == {True}
     assert "OPENAI_API_KEY is not set" in " ".join(done.out.split())
     assert "\x1b" not in done.out
 
 
-def test_a_missing_key_is_wrong_and_one_that_is_there_is_not_shown(alone: Command) -> None:
+def test_a_missing_key_is_wrong_and_one_that_is_there_is_not_shown(nursery: Nursery, alone: Command) -> None:
     """Only the variable's name."""
-    missing = _checks(alone("doctor", "--json"))["model"]
+    away = alone.given(**_OPENAI_AWAY)
+    missing = _checks(nursery(away, "doctor", "--json"))["model"]
     assert missing["status"] == "wrong"
     assert missing["mend"] == "export OPENAI_API_KEY=... before a worker is started"
 
-    there = alone.given(OPENAI_API_KEY="do-not-show")("doctor", "--json")
+    there = nursery(away.given(OPENAI_API_KEY="do-not-show"), "doctor", "--json")
     assert _checks(there)["model"]["status"] == "ok"
     assert "do-not-show" not in there.out + there.err
 
 
-def test_a_model_that_is_not_there_is_wrong(alone: Command, scripted_url: str, tmp_path: Path) -> None:
+def test_a_model_that_is_not_there_is_wrong(
+    nursery: Nursery, alone: Command, scripted_url: str, tmp_path: Path
+) -> None:
     """The default one, and that of any other agent."""
     file = tmp_path / "fencepost.toml"
     file.write_text(
         f'default_model = "local/tiny"\n[providers.local]\nbase_url = "{scripted_url}"\nany_model = false\n'
         '[providers.local.models.small]\n[agents.other]\nmodel = "local/smal"\n'
     )
-    done = alone("doctor", "--json")
+    done = nursery(alone, "doctor", "--json")
 
     checks = _checks(done)
     assert done.code == 1
@@ -120,10 +129,10 @@ def test_a_model_that_is_not_there_is_wrong(alone: Command, scripted_url: str, t
     assert "Did you mean 'small'" in checks["agent other"]["detail"]
 
 
-def test_a_wrong_configuration_is_a_finding(alone: Command, tmp_path: Path) -> None:
+def test_a_wrong_configuration_is_a_finding(nursery: Nursery, alone: Command, tmp_path: Path) -> None:
     """It is what everything else depends on, so nothing else is looked at."""
     (tmp_path / "fencepost.toml").write_text("[limits]\nlease_second = 3\n")
-    done = alone("doctor", "--json")
+    done = nursery(alone, "doctor", "--json")
 
     checks = _checks(done)
     assert done.code == 1
@@ -131,23 +140,28 @@ def test_a_wrong_configuration_is_a_finding(alone: Command, tmp_path: Path) -> N
     assert "limits.lease_second: there is no such key; did you mean lease_seconds?" in checks["configuration"]["detail"]
 
 
-def test_one_service_without_the_other_is_wrong(alone: Command, scripted_url: str, tmp_path: Path) -> None:
+def test_one_service_without_the_other_is_wrong(
+    nursery: Nursery, alone: Command, scripted_url: str, tmp_path: Path
+) -> None:
     """As `run` says, with the mend."""
     file = _configured(tmp_path, scripted_url)
-    done = alone.given(TEMPORAL_ADDRESS=_NOBODY)("doctor", "--json", "--config", file)
+    done = nursery(alone.given(TEMPORAL_ADDRESS=_NOBODY), "doctor", "--json", "--config", file)
 
     check = _checks(done)["mode"]
     assert (done.code, check["status"]) == (1, "wrong")
     assert check["mend"].startswith("set FENCEPOST_DATABASE_URL too")
 
 
-def test_services_that_are_away_are_named(connected: Command, scripted_url: str, tmp_path: Path) -> None:
+def test_services_that_are_away_are_named(
+    nursery: Nursery, connected: Command, scripted_url: str, tmp_path: Path
+) -> None:
     """Exit code 3, and no password."""
-    away = connected.given(
-        FENCEPOST_DATABASE_URL=f"postgresql://u:hush@{_NOBODY}/x",
-        TEMPORAL_ADDRESS=_NOBODY,
-        FENCEPOST_CONFIG=_configured(tmp_path, f"http://{_NOBODY}"),
-    )("doctor", "--json")
+    variables = {
+        "FENCEPOST_DATABASE_URL": f"postgresql://u:hush@{_NOBODY}/x",
+        "TEMPORAL_ADDRESS": _NOBODY,
+        "FENCEPOST_CONFIG": _configured(tmp_path, f"http://{_NOBODY}"),
+    }
+    away = nursery(connected.given(**variables), "doctor", "--json")
 
     checks = _checks(away)
     assert away.code == 3
@@ -160,16 +174,17 @@ def test_services_that_are_away_are_named(connected: Command, scripted_url: str,
     assert "hush" not in away.out + away.err
 
 
-def test_services_that_never_answer_take_bounded_time(connected: Command, tmp_path: Path) -> None:
+def test_services_that_never_answer_take_bounded_time(nursery: Nursery, connected: Command, tmp_path: Path) -> None:
     """All at once, each with its time-out."""
     with ExitStack() as stack:
         ports = [stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1] for _ in range(3)]
-        begun = time.monotonic()
-        done = connected.given(
+        silent = connected.given(
             FENCEPOST_DATABASE_URL=f"postgresql://u@127.0.0.1:{ports[0]}/x",
             TEMPORAL_ADDRESS=f"127.0.0.1:{ports[1]}",
             FENCEPOST_CONFIG=_configured(tmp_path, f"http://127.0.0.1:{ports[2]}"),
-        )("doctor", "--json")
+        )
+        begun = time.monotonic()
+        done = nursery(silent, "doctor", "--json")
         took = time.monotonic() - begun
 
     checks = _checks(done)
@@ -178,10 +193,12 @@ def test_services_that_never_answer_take_bounded_time(connected: Command, tmp_pa
     assert took < 20
 
 
-def test_without_a_worker_nothing_would_happen(connected: Command, scripted_url: str, tmp_path: Path) -> None:
+def test_without_a_worker_nothing_would_happen(
+    quick: Callable[..., Ended], connected: Command, scripted_url: str, tmp_path: Path
+) -> None:
     """Beside configured services a worker has to be there already; its workspace's too."""
     file = _configured(tmp_path, scripted_url, '[workspace]\nid = "here"')
-    done = connected("doctor", "--json", "--config", file)
+    done = quick("doctor", "--json", "--config", file)
 
     checks, queue = _checks(done), connected.variables["FENCEPOST_TASK_QUEUE"]
     assert done.code == 3
@@ -312,12 +329,12 @@ def blocked(tmp_path: Path) -> Path:
 
 
 def test_directories_that_cannot_be_used_are_wrong(
-    alone: Command, scripted_url: str, tmp_path: Path, blocked: Path
+    nursery: Nursery, alone: Command, scripted_url: str, tmp_path: Path, blocked: Path
 ) -> None:
     """The home, the workspace, and where tool output goes."""
     text = f'[workspace]\ndirectory = "{blocked}"\n[tool_output]\ndirectory = "{blocked}"'
     file = _configured(tmp_path, scripted_url, text)
-    done = alone.given(FENCEPOST_HOME=str(blocked))("doctor", "--json", "--config", file)
+    done = nursery(alone.given(FENCEPOST_HOME=str(blocked)), "doctor", "--json", "--config", file)
 
     checks = _checks(done)
     assert done.code == 1
@@ -350,12 +367,14 @@ def test_a_full_disk_is_wrong(alone: Command, scripted_url: str, tmp_path: Path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as somebody else")
-def test_a_home_that_postgresql_cannot_enter_is_wrong(alone: Command, scripted_url: str, tmp_path: Path) -> None:
+def test_a_home_that_postgresql_cannot_enter_is_wrong(
+    nursery: Nursery, alone: Command, scripted_url: str, tmp_path: Path
+) -> None:
     """Before a command fails because of it."""
     closed = alone.home / "closed"
     closed.mkdir(mode=0o700)
     file = _configured(tmp_path, scripted_url)
-    done = alone.given(FENCEPOST_HOME=str(closed))("doctor", "--json", "--config", file)
+    done = nursery(alone.given(FENCEPOST_HOME=str(closed)), "doctor", "--json", "--config", file)
 
     assert _checks(done)["home"]["mend"].startswith("set FENCEPOST_HOME to a directory outside any home")
 

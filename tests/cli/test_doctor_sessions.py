@@ -14,6 +14,7 @@ from temporalio.client import Client
 from fencepost.store import tables
 from fencepost.store.engine import Database
 from tests.cli.command import Command, Ended
+from tests.cli.nursery import Nursery
 from tests.store.kit import StoreKit, token_of
 from tests.store.recovery_kit import HOUR_MS, Recovering
 
@@ -195,7 +196,9 @@ async def test_a_projection_in_use_is_left_alone(quick: Quick, recovering: Recov
     assert await store.everything(session_id) == before
 
 
-async def test_without_temporal_only_the_database_is_looked_at(connected: Command, recovering: Recovering) -> None:
+async def test_without_temporal_only_the_database_is_looked_at(
+    nursery: Nursery, connected: Command, recovering: Recovering
+) -> None:
     """What depends on a run is neither judged nor repaired; what does not is."""
     store, lost, broken = recovering.store, await recovering.abandoned(), await _answered(recovering)
     await recovering.set(tables.session_message, broken, data={"text": "forged"})
@@ -203,7 +206,7 @@ async def test_without_temporal_only_the_database_is_looked_at(connected: Comman
     before = [await store.everything(one) for one in (lost, waiting)]
     away = connected.given(TEMPORAL_ADDRESS="127.0.0.1:9")
 
-    done = await asyncio.to_thread(away, "doctor", "--sessions", "--repair")
+    done = await asyncio.to_thread(nursery, away, "doctor", "--sessions", "--repair")
     assert done.code == 3
     assert "only the database is looked at" in done.err
     assert "Temporal could not be asked about runs" in done.err
@@ -232,9 +235,9 @@ async def test_bad_input_is_one_line(quick: Quick, arguments: list[str], code: i
     assert words in done.err
 
 
-async def test_local_mode_that_does_not_run_is_not_started(alone: Command) -> None:
+async def test_local_mode_that_does_not_run_is_not_started(nursery: Nursery, alone: Command) -> None:
     """There is nothing to look at then."""
-    done = await asyncio.to_thread(alone, "doctor", "--sessions")
+    done = await asyncio.to_thread(nursery, alone, "doctor", "--sessions")
 
     assert (done.code, done.out) == (3, "")
     assert done.complaint().endswith("start `fencepost dev`")

@@ -12,6 +12,7 @@ import textwrap
 import pytest
 
 from tests.cli.command import Command, ended, left_behind, read_until
+from tests.cli.nursery import Nursery
 from tests.cli.test_readme import README
 
 
@@ -44,13 +45,13 @@ def _readme_snippet() -> str:
 
 
 @pytest.mark.timeout(150)
-def test_the_local_stack_serves_others_until_ctrl_c(alone: Command) -> None:
+def test_the_local_stack_serves_others_until_ctrl_c(nursery: Nursery, alone: Command) -> None:
     """Programs connect with what it prints, and `run` in local mode shares it. What is left is the state."""
     with alone.started("dev") as process:
         said = read_until(process.stdout, "export FENCEPOST_DATABASE_URL")
         exported = dict(re.findall(r"export (\w+)='?([^'\n]+)'?", said))
-        outside = alone.given(**exported)("run", "hi")
-        beside = alone("run", "--model", "scripted/demo", "say: beside")
+        outside = nursery(alone.given(**exported), "run", "hi")
+        beside = nursery(alone, "run", "--model", "scripted/demo", "say: beside")
         snippet = subprocess.run(
             [sys.executable, "-c", _readme_snippet()],
             check=True,
@@ -59,7 +60,7 @@ def test_the_local_stack_serves_others_until_ctrl_c(alone: Command) -> None:
             cwd=alone.directory,
             env=alone.given(**exported).environ(),
         )
-        (worker,) = json.loads(alone("local", "status", "--json").out)["workers"]
+        (worker,) = json.loads(nursery(alone, "local", "status", "--json").out)["workers"]
         dev_pid = process.pid
         process.send_signal(signal.SIGINT)
         dev = ended(process)

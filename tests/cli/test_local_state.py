@@ -19,6 +19,7 @@ import pytest
 from fencepost.cli.workers import sweep_workers
 from fencepost.local import sweep
 from tests.cli.command import Command, ended, left_behind, read_until
+from tests.cli.nursery import Nursery
 
 _FILES = ("postgres/data/PG_VERSION", "temporal.db", "temporal.log", "workers/q/worker.log", "demo/a/b", "mine.txt")
 
@@ -35,7 +36,7 @@ def _names(home: Path) -> set[str]:
 
 
 @pytest.mark.timeout(120)
-def test_two_share_one_stack_which_is_stopped_only_by_force(alone: Command) -> None:
+def test_two_share_one_stack_which_is_stopped_only_by_force(nursery: Nursery, alone: Command) -> None:
     """Each says what it does otherwise than usual, and both are named to whoever wants to stop the stack."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]  # of last time, as it seems
@@ -44,9 +45,9 @@ def test_two_share_one_stack_which_is_stopped_only_by_force(alone: Command) -> N
             said = read_until(first.stderr, "the worker is ready")
             with alone.started("dev", "--port", "1") as second:
                 joined = read_until(second.stderr, "worker ready")
-                status, human = alone("local", "status", "--json"), alone("local", "status")
-                stop, reset = alone("local", "stop"), alone("local", "reset", "--yes")
-                forced = alone("local", "stop", "--force")
+                status, human = nursery(alone, "local", "status", "--json"), nursery(alone, "local", "status")
+                stop, reset = nursery(alone, "local", "stop"), nursery(alone, "local", "reset", "--yes")
+                forced = nursery(alone, "local", "stop", "--force")
                 ends = [ended(first), ended(second)]
 
     (found,) = status.objects()
@@ -82,17 +83,17 @@ def apart(tmp_path: Path) -> Iterator[Command]:
 
 
 @pytest.mark.timeout(120)
-def test_what_a_killed_command_has_left_is_stopped_and_deleted(apart: Command) -> None:
+def test_what_a_killed_command_has_left_is_stopped_and_deleted(nursery: Nursery, apart: Command) -> None:
     """Servers and worker live on without it; `doctor` says so, and `stop` ends them."""
     with apart.started("dev") as process:
         said = read_until(process.stderr, "the worker is ready")
         process.kill()
         process.wait()
     left = left_behind(apart.home)
-    doctor, status, reset = apart("doctor", "--json"), apart("local", "status"), apart("local", "reset", "--yes")
-    stop = apart("local", "stop")
+    doctor, status = nursery(apart, "doctor", "--json"), nursery(apart, "local", "status")
+    reset, stop = nursery(apart, "local", "reset", "--yes"), nursery(apart, "local", "stop")
     after = left_behind(apart.home)
-    deleted = apart("local", "reset", "--yes")
+    deleted = nursery(apart, "local", "reset", "--yes")
 
     assert "starting PostgreSQL" in said
     assert len(left) >= 3  # two servers, a worker
@@ -135,10 +136,10 @@ def test_deleting_is_agreed_to(alone: Command, answer: str, code: int) -> None:
     assert _names(alone.home) - {"stack.lock"} == ({"mine.txt"} if code == 0 else everything)
 
 
-def test_without_anybody_to_ask_there_is_an_option(alone: Command) -> None:
+def test_without_anybody_to_ask_there_is_an_option(nursery: Nursery, alone: Command) -> None:
     """Scripts say --yes, or nothing happens. Nor is there anything to stop."""
     _fill(alone.home)
-    unasked, stop = alone("local", "reset"), alone("local", "stop")
+    unasked, stop = nursery(alone, "local", "reset"), nursery(alone, "local", "stop")
 
     assert unasked.code == 2
     assert "add --yes" in unasked.complaint()
@@ -166,14 +167,14 @@ def test_ctrl_c_is_no_answer(alone: Command) -> None:
     assert (alone.home / "postgres/data/PG_VERSION").exists()
 
 
-def test_tool_output_stays_beside_configured_services(alone: Command) -> None:
+def test_tool_output_stays_beside_configured_services(nursery: Nursery, alone: Command) -> None:
     """Workers on this machine keep there what belongs to sessions elsewhere."""
     _fill(alone.home, "tool-output/tool_1")
     services = {"FENCEPOST_DATABASE_URL": "postgresql://h/d", "TEMPORAL_ADDRESS": "127.0.0.1:9"}
 
-    assert alone.given(**services)("local", "reset", "--yes").code == 0
+    assert nursery(alone.given(**services), "local", "reset", "--yes").code == 0
     assert _names(alone.home) == {"mine.txt", "stack.lock", "tool-output"}
-    assert alone("local", "reset", "--yes").code == 0
+    assert nursery(alone, "local", "reset", "--yes").code == 0
     assert _names(alone.home) == {"mine.txt", "stack.lock"}
 
 

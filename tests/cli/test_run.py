@@ -7,6 +7,7 @@ import signal
 
 from fencepost.local.processes import end
 from tests.cli.command import Command, ended, read_until
+from tests.cli.nursery import Nursery
 
 _SLOW = "delay_ms: 50\nwords: 400"
 
@@ -26,11 +27,11 @@ def test_a_prompt_is_shown_to_its_settled_end(beside: Command) -> None:
     assert done.complaint().startswith("session ses_")
 
 
-def test_programs_get_an_object_a_line_and_the_result_last(beside: Command) -> None:
+def test_programs_get_an_object_a_line_and_the_result_last(nursery: Nursery, beside: Command) -> None:
     """Durable events as they are stored, the pieces of text between them. Another call goes on with the session."""
-    first = beside("run", "--json", "say: hello there")
+    first = nursery(beside, "run", "--json", "say: hello there")
     session = first.objects()[-1]["sessionID"]
-    second = beside("run", "--session", session, "--json", "-", stdin="say: and again")
+    second = nursery(beside, "run", "--session", session, "--json", "-", stdin="say: and again")
 
     types = [each["type"] for each in first.objects()]
     assert (first.code, second.code) == (0, 0)
@@ -42,9 +43,9 @@ def test_programs_get_an_object_a_line_and_the_result_last(beside: Command) -> N
     assert second.objects()[-1]["sessionID"] == session
 
 
-def test_a_failed_turn_says_why(beside: Command) -> None:
+def test_a_failed_turn_says_why(nursery: Nursery, beside: Command) -> None:
     """The provider's words, in one line, and exit code 1."""
-    done = beside("run", "fail: 401")
+    done = nursery(beside, "run", "fail: 401")
 
     assert done.code == 1
     assert "failed: scripted failure 401" in done.complaint()
@@ -107,18 +108,18 @@ def test_a_worker_that_is_killed_is_started_again(beside: Command) -> None:
     assert done.objects()[-1]["outcome"] == "done"
 
 
-def test_other_settings_get_a_worker_of_their_own(beside: Command) -> None:
+def test_other_settings_get_a_worker_of_their_own(nursery: Nursery, beside: Command) -> None:
     """The one that is there would not know the model. A file named worker.py in the directory is not taken for ours."""
     (beside.directory / "worker.py").write_text("raise SystemExit('wrong worker')\n")
     own = Command(beside.home, beside.directory, {})
-    done = own("run", "--model", "scripted/test", "say: fine")
+    done = nursery(own, "run", "--model", "scripted/test", "say: fine")
 
     assert (done.code, done.out.splitlines()[0]) == (0, "fine")
 
 
-def test_an_unknown_session_is_one_line(beside: Command) -> None:
+def test_an_unknown_session_is_one_line(nursery: Nursery, beside: Command) -> None:
     """The database has to be asked."""
-    done = beside("run", "--session", "ses_nope", "hi")
+    done = nursery(beside, "run", "--session", "ses_nope", "hi")
 
     assert done.code == 2
     assert "no session ses_nope" in done.complaint()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import pytest
+from pydantic_core import to_json
 
 from fencepost.domain import messages as m
 from fencepost.domain.inbox import FileAttachment
@@ -19,7 +20,7 @@ from fencepost.domain.models import (
 )
 from fencepost.domain.projection import INTERRUPTED
 from fencepost.domain.tools import FileItem, TextItem
-from fencepost.domain.transcript import to_model_messages
+from fencepost.domain.transcript import read_model_messages, to_model_messages
 
 MODEL = ModelRef(id="test-model", provider_id="scripted")
 OTHER = ModelRef(id="other-model", provider_id="scripted")
@@ -230,3 +231,19 @@ def test_a_failed_answer_keeps_what_it_said() -> None:
 
     assert [message.role for message in made] == ["assistant", "tool"]
     assert made[0].content[0] == TextContent("half an ans")
+
+
+def _row(message: m.Message) -> tuple[str, str]:
+    return message.id, to_json({**message.to_wire(), "type": message.type}).decode()
+
+
+@pytest.mark.parametrize("length", [10, 100_000], ids=["short", "long"])
+def test_a_message_is_read_as_it_is_now_and_for_the_model_that_is_asked(length: int) -> None:
+    """What was read before is of use only while neither has changed."""
+    thought = m.ReasoningPart(id="r", text="h" * length, provider_metadata=META)
+    before, after = _answer(thought), _answer(thought, m.TextPart(id="t", text="then"))
+    other = ModelRef(id="other", provider_id="elsewhere")
+
+    for message, model in [(before, MODEL), (before, other), (after, MODEL), (after, other), (before, MODEL)]:
+        assert read_model_messages([_row(message)], model) == to_model_messages([message], model)
+    assert read_model_messages([_row(before)], MODEL) != read_model_messages([_row(before)], other)

@@ -222,7 +222,7 @@ async def _admit(session: Session, n: int, delivery: Any) -> None:
 
     async def work() -> bool:
         given = (session.session_id, name, Prompt(text=f"input {n}"), delivery)
-        return (await session.store.do(inbox.admit, *given)).claimed
+        return bool((await session.store.do(inbox.admit, *given)).claimed)
 
     await session.both(lambda db: claims.admit(db, f"input {n}", delivery), work, f"admit {n}")
 

@@ -186,6 +186,20 @@ async def test_only_the_newest_unfinished_answer_is_written_to(store: StoreKit, 
     assert (second.finish, second.time.completed) == ("stop", 4_000)
 
 
+@pytest.mark.conformance("PRJ-08")
+async def test_late_text_of_an_answer_that_the_same_append_leaves_behind(store: StoreKit, session_id: str) -> None:
+    """It is closed by the next one's start all the same, and keeps the text."""
+    old, new = fresh_id("msg"), fresh_id("msg")
+    await store.append(session_id, _start(session_id, old, 1_000))
+    await store.append(session_id, _start(session_id, new, 2_000), *_say(session_id, old, "late"))
+
+    stale, current = await store.messages(session_id)
+    assert isinstance(stale, m.AssistantMessage)
+    assert isinstance(current, m.AssistantMessage)
+    assert (stale.time.completed, stale.content) == (2_000, (m.TextPart(id="t1", text="late"),))
+    assert (current.time.completed, current.content) == (None, ())
+
+
 @pytest.mark.conformance("PRJ-09")
 async def test_an_answer_that_was_left_behind_is_never_current_again(store: StoreKit, session_id: str) -> None:
     """Late text lands on its own message and revives nothing: neither its time, nor what counts as newest."""

@@ -218,8 +218,8 @@ async def test_an_interrupt_while_the_turn_waits_for_the_database(house: MakeHou
     h = await house([[Say("Hello.")]])
     session_id = h.new_id()
     with Outage(h, activity) as outage:
-        # The claim goes with the admission of a start input, and by itself after any other.
-        await (h.prompt if activity == "_claim" else h.start)(session_id, "Go.")
+        # Claim and first step go with the admission of a start input, and by themselves after any other.
+        await (h.start if activity == "admit_start" else h.prompt)(session_id, "Go.")
         handle = h.services.temporal.get_workflow_handle(session_id)
         await outage.felt.wait()
         await handle.signal("interrupt")
@@ -228,7 +228,7 @@ async def test_an_interrupt_while_the_turn_waits_for_the_database(house: MakeHou
 
     assert result.outcome == "interrupted"
     assert h.provider.requests == []
-    assert await pending(h, session_id) == ({"Go.": False} if activity in ("admit_start", "_claim") else {})
+    assert await pending(h, session_id) == ({"Go.": False} if activity == "_claim" else {})
     assert not await is_held(h, session_id)
     assert (await h.run(session_id, "Now.")).outcome == "done"
     assert await assert_replays(h, session_id) == 2

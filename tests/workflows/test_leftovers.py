@@ -128,7 +128,8 @@ async def test_a_promotion_that_cannot_be_projected_leaves_its_input_waiting(hou
 
 
 @pytest.mark.conformance("RUN-62")
-async def test_a_failure_after_the_commit_of_a_promotion_strands_nothing(house: MakeHouse) -> None:
+@pytest.mark.parametrize("activity", ["admit_start", "resolve_model"])
+async def test_a_failure_after_the_commit_of_a_promotion_strands_nothing(house: MakeHouse, activity: str) -> None:
     """The promotion is durable when the worker hears that the database is away: asked again, it takes the same way."""
     h = await house([[Say("Yes.")]])
     session_id = h.new_id()
@@ -136,8 +137,9 @@ async def test_a_failure_after_the_commit_of_a_promotion_strands_nothing(house: 
     async def fail() -> None:
         raise UnavailableError("away")
 
-    with During(h, "resolve_model", fail) as during:
-        result = await h.run(session_id, "Go.")
+    with During(h, activity, fail) as during:
+        await (h.start if activity == "admit_start" else h.prompt)(session_id, "Go.")
+        result = await h.ended(session_id)
     types = await h.types(session_id)
 
     assert during.calls > 1

@@ -185,7 +185,7 @@ async def test_a_move_between_plan_and_request(house: MakeHouse) -> None:
             assert await pending(h, session_id) == {"And this.": True}
 
         with During(h, "resolve_model", move) as during:
-            await h.start(session_id, "Go.")
+            await h.prompt(session_id, "Go.")
             result = await h.ended(session_id)
 
     assert result.outcome == "done"

@@ -77,15 +77,17 @@ async def refused(house: House, handle: WorkflowHandle[Any, Any]) -> None:
 
 @pytest.mark.conformance("OWN-01")
 @pytest.mark.parametrize(
-    "activity", ["admit_start", "resolve_model"], ids=["before it is resolved", "while it is resolved"]
+    "activity",
+    ["admit_start", "_claim", "resolve_model"],
+    ids=["as it begins", "before it is resolved", "while it is resolved"],
 )
 async def test_no_request_goes_out_for_a_session_that_has_another_owner(house: MakeHouse, activity: str) -> None:
     h = await house([[Say("Never said.")]])
     session_id = h.new_id()
     theft = Theft(h, session_id)
     with During(h, activity, theft):
-        handle = await h.start(session_id, "Go.")
-        await refused(h, handle)
+        await (h.start if activity == "admit_start" else h.prompt)(session_id, "Go.")
+        await refused(h, h.client.get_workflow_handle(session_id))
 
     assert h.provider.requests == []
     assert theft.types
@@ -159,9 +161,9 @@ async def test_a_former_owner_does_not_fail_the_tools_that_were_left_running(hou
     await h.ended(session_id)
     await left_running(h, session_id)
     theft = Theft(h, session_id)
-    with During(h, "admit_start", theft):
-        handle = await h.start(session_id)
-        await refused(h, handle)
+    with During(h, "_claim", theft):
+        await h.prompt(session_id, "Go.")
+        await refused(h, h.client.get_workflow_handle(session_id))
     messages = await h.messages(session_id)
 
     assert await h.types(session_id) == theft.types

@@ -140,6 +140,7 @@ async def test_a_turn_whose_run_is_lost_goes_on_by_itself_once(house: MakeHouse,
         run_timeout=timedelta(seconds=3) if how == "timed out" else None,
     )
     await gate.reached()
+    await logged(h, session_id, "session.next.text.started.1")
     if how == "forgotten":
         await forgotten(h, session_id)
     else:
@@ -194,6 +195,7 @@ async def test_a_terminated_turn_waits_for_the_next_prompt(house: MakeHouse) -> 
     session_id = h.new_id()
     handle = await h.start(session_id, "Tell me all.")
     await gate.reached()
+    await logged(h, session_id, "session.next.text.started.1")
     await handle.terminate("enough")
     await set_of(h, tables.session_execution, session_id, expires_at=1)
 
@@ -216,6 +218,7 @@ async def test_a_turn_that_runs_is_left_alone(house: MakeHouse) -> None:
     session_id = h.new_id()
     handle = await h.start(session_id, "Tell me all.")
     await gate.reached()
+    await logged(h, session_id, "session.next.text.started.1")
     assert (await scan(h)).done == {}
     await set_of(h, tables.session_execution, session_id, expires_at=1)
     assert (await scan(h)).done == {"postponed": 1}

@@ -313,8 +313,8 @@ async def test_a_signal_that_comes_during_an_activity_is_not_lost(house: MakeHou
         await handle.signal(signal, *([] if signal == "wake" else [{"text": "More."}]))
 
     with During(h, activity, send):
-        # The claim goes with the admission of a start input, and by itself after any other.
-        await (h.prompt if activity == "_claim" else h.start)(session_id, "Go.")
+        # Claim and first step go with the admission of a start input, and by themselves after any other.
+        await (h.prompt if activity in ("_claim", "resolve_model") else h.start)(session_id, "Go.")
         result = await h.ended(session_id)
 
     assert result.outcome == "done"
@@ -324,6 +324,28 @@ async def test_a_signal_that_comes_during_an_activity_is_not_lost(house: MakeHou
     assert not await is_held(h, session_id)
     await assert_replays(h, session_id)
     await assert_equal_to_rebuild(h, session_id)
+
+
+@pytest.mark.parametrize("along", [True, False], ids=["with a signal", "alone"])
+async def test_what_comes_along_with_a_start_is_answered_together(house: MakeHouse, along: bool) -> None:
+    """The first step begins with the claim, unless that would leave out what is not admitted yet."""
+    h = await house(lambda body: [Say("Yes.")])
+    session_id = h.new_id()
+    signal: dict[str, Any] = {"start_signal": "steer", "start_signal_args": [{"text": "More."}]} if along else {}
+    with During(h, "resolve_model", _nothing) as resolving:
+        await h.client.start_workflow(
+            SESSION_TURN, {"prompt": {"text": "Go."}}, id=session_id, task_queue=h.task_queue, **signal
+        )
+        result = await h.ended(session_id)
+
+    assert result.outcome == "done"
+    assert [asked(body) for body in h.provider.requests] == [["Go.", "More."] if along else ["Go."]]
+    assert resolving.calls == (1 if along else 0)
+    await assert_replays(h, session_id)
+
+
+async def _nothing() -> None:
+    pass
 
 
 async def test_a_signal_during_the_release_of_an_interrupted_turn(house: MakeHouse) -> None:
