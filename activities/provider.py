@@ -86,7 +86,7 @@ class _Attempt:
     async def _intend(self) -> None:
         given, lease = self._given, self._services.lease
         await self._services.database.transact(
-            lambda conn: steps.request(conn, given.token, given.step, given.attempt, lease)
+            lambda conn: steps.request(conn, given.token, given.step, given.attempt, lease), alone=True
         )
         self._keeper.renewed()
 

@@ -98,22 +98,22 @@ class Breaker:
         """Put it into the database of this process."""
         breaker = self
 
-        async def transact(database: Database, work: Work) -> Any:
-            return await breaker.run(database, work)
+        async def transact(database: Database, work: Work, *, alone: bool = False) -> Any:
+            return await breaker.run(database, work, alone)
 
         Database.transact = transact  # type: ignore[method-assign, assignment]
 
-    async def run(self, database: Database, work: Work) -> Any:
-        """Run the work, with the deed at its side of it when its time has come."""
+    async def run(self, database: Database, work: Work, alone: bool) -> Any:
+        """Run the work, with the deed at its side of it when its time has come; within it, there is a transaction."""
         fault = self._fault
         due = fault.probe in passed(work)
         self._passes += due
         if not due or self._passes != fault.nth:
-            return await self._transact(database, work)
+            return await self._transact(database, work, alone=alone)
         if fault.side == "before":
             self._do()
         if fault.side != "within":
-            result = await self._transact(database, work)
+            result = await self._transact(database, work, alone=alone)
             if fault.side == "after":
                 self._do()
             return result

@@ -136,15 +136,16 @@ class Database:
                 raise
             raise unavailable(self.url, error) from error
 
-    async def transact(self, work: Callable[[AsyncConnection], Awaitable[Result]]) -> Result:
-        """Run the work in one transaction, again when the database asks for it (deadlock, serialization).
+    async def transact(self, work: Callable[[AsyncConnection], Awaitable[Result]], *, alone: bool = False) -> Result:
+        """Run the work in one transaction, again when the database asks for it (deadlock, serialization). `alone` says
+        that it is one statement, which is a transaction by itself: three round trips fewer.
 
         The work may run several times, so it must keep its effects inside the transaction. Raises UnavailableError
         when the database is away; whether a commit that was cut off happened is then unknown to the caller.
         """
         for attempt in range(_TRIES):
             try:
-                async with self.begin() as conn:
+                async with self.engine.connect() if alone else self.begin() as conn:
                     return await work(conn)
             except (*_DRIVER_ERRORS, PoolTimeoutError, OSError, TimeoutError) as error:
                 if _is_away(error):

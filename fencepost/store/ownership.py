@@ -47,13 +47,13 @@ class Held:
 
 _execution = tables.session_execution
 _named = _execution.c.session_id == bindparam("named")
-_LOCK = Statement(
-    text("SELECT * FROM fencepost_lock(:session_id, :execution_id)").columns(
-        *(column(name) for name in ("seq", "now", "id", "owner_id", "assistant_message_id", "phase", "expires_at")),
-        *(column(name) for name in ("late", "owed", "step", "stage", "attempt", "continuations")),
-        column("result", JSONB),
-    )
+LOCKED = (
+    *(column(name) for name in ("seq", "now", "id", "owner_id", "assistant_message_id", "phase", "expires_at")),
+    *(column(name) for name in ("late", "owed", "step", "stage", "attempt", "continuations")),
+    column("result", JSONB),
 )
+"""The columns that a function of the database gives which gets both locks."""
+_LOCK = Statement(text("SELECT * FROM fencepost_lock(:session_id, :execution_id)").columns(*LOCKED))
 _RENEW = Statement(update(_execution).where(_named).values(expires_at=bindparam("expires_at")))
 _SET_PHASE = Statement(
     update(_execution)
@@ -85,7 +85,11 @@ async def lock(conn: AsyncConnection, token: Token) -> Locked:
     Raises NotFoundError for an unknown session.
     """
     assert driver_of(conn).is_in_transaction(), "outside a transaction a lock lasts for its statement"
-    found = await _LOCK.first(conn, session_id=token.session_id, execution_id=token.execution_id)
+    return locked_by(token, await _LOCK.first(conn, session_id=token.session_id, execution_id=token.execution_id))
+
+
+def locked_by(token: Token, found: Any) -> Locked:
+    """Read a row of `LOCKED`. Raises NotFoundError for an unknown session."""
     if found.seq is None:
         raise NotFoundError(f"no session {token.session_id}: create it first, or check the id")
     head = Head(token.session_id, found.seq, found.now)
@@ -97,15 +101,17 @@ async def lock(conn: AsyncConnection, token: Token) -> Locked:
     return Locked(head, held, ledger, found.late)
 
 
-async def hold(conn: AsyncConnection, token: Token, *, unexpired: bool = False, locked: Locked | None = None) -> Held:
+async def hold(
+    conn: AsyncConnection, token: Token, *, unexpired: bool = False, locked: Locked | None = None, found: Any = None
+) -> Held:
     """Lock the execution row and the log's end for this token.
 
     Raises OwnershipLostError when the row is gone or another's, and with `unexpired` LeaseExpiredError, which is one
     too, when the lease has run out.
-    `locked` is what this transaction has locked already.
+    `locked` is what this transaction has locked already, `found` the row of `LOCKED` that told of it.
     """
     try:
-        locked = locked or await lock(conn, token)
+        locked = locked or (await lock(conn, token) if found is None else locked_by(token, found))
     except NotFoundError:
         raise OwnershipLostError(f"session {token.session_id} of execution {token.execution_id} is gone") from None
     held = locked.held

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, text, update
+from sqlalchemy import bindparam, column, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -164,20 +164,33 @@ async def _left_open(conn: AsyncConnection, held: Held, step: int, newest: Row |
     ]
 
 
+_REQUEST = Statement(
+    text(
+        "SELECT * FROM fencepost_request"
+        "(:session_id, :execution_id, :owner_id, :step, :attempt, :lease_length, :renew_after)"
+    ).columns(*ownership.LOCKED, column("done"))
+)
+
+
 async def request(conn: AsyncConnection, token: Token, step: int, attempt: int, lease: Lease) -> None:
-    """Record the intent of one provider request, just before it is made.
+    """Record the intent of one provider request, just before it is made, in one statement: it may be run alone.
 
     Raises OwnershipLostError when the token does not hold, the lease ran out, or this attempt was made already: a
     request may be repeated only after the one before it was recorded as failed without durable output.
     """
-    held = await ownership.hold(conn, token, unexpired=True)
-    done = _ledger_of(held)
-    first = (done.step, done.stage) == (step, "prepared") and attempt == 1
-    again = (done.step, done.stage, done.attempt) == (step, "requested", attempt - 1)
-    if not first and not (again and done.results.get("failed_attempt") == attempt - 1):
+    found = await _REQUEST.first(
+        conn,
+        session_id=token.session_id,
+        execution_id=token.execution_id,
+        owner_id=token.owner_id,
+        step=step,
+        attempt=attempt,
+        lease_length=lease.length,
+        renew_after=lease.renew_after,
+    )
+    if not found.done:
+        await ownership.hold(conn, token, unexpired=True, found=found)
         raise OwnershipLostError(f"request {attempt} of step {step} is not due in execution {token.execution_id}")
-    await ledger.move(conn, done, step, "requested", held.head.now, attempt=attempt)
-    await ownership.keep(conn, held, lease)
 
 
 async def attempt_failed(conn: AsyncConnection, token: Token, step: int, attempt: int) -> None:

@@ -7,6 +7,7 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from fencepost.domain.messages import FailedTool, UserMessage
 from fencepost.domain.projection import INTERRUPTED
 from fencepost.providers.script import Action, CallTool, Gate, Hang, Pause, Say
 from tests.end_to_end.test_worker_loss import kept, stage, texts
+from tests.faults.stage import TASK_SECONDS
 from tests.house_kit import HeldTool, House, assert_equal_to_rebuild, open_house, served
 from tests.replay import assert_replays
 from tests.worker_process import exists
@@ -285,6 +287,17 @@ async def test_a_terminated_run_is_settled_by_the_next_prompt(
         await assert_equal_to_rebuild(house, session_id)
 
 
+async def started(house: House, session_id: str, text: str) -> WorkflowHandle[Any, Any]:
+    """Start a turn of which Temporal does not wait long for a worker that stands still with a workflow task."""
+    return await house.client.start_workflow(
+        contracts.SESSION_TURN,
+        {"prompt": {"text": text}},
+        id=session_id,
+        task_queue=house.task_queue,
+        task_timeout=timedelta(seconds=TASK_SECONDS),
+    )
+
+
 async def test_a_paused_worker_that_streams_shows_nothing_after_its_session_was_taken_over(
     database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path
 ) -> None:
@@ -301,7 +314,7 @@ async def test_a_paused_worker_that_streams_shows_nothing_after_its_session_was_
     async with stage(database_url, temporal_client, task_queue, tmp_path, replies) as (house, start):
         paused = await start()
         session_id = house.new_id()
-        handle = await house.start(session_id, "Tell me all.")
+        handle = await started(house, session_id, "Tell me all.")
         await gate.reached()
         await kept(house, "The first half, ")
         paused.signal(signal.SIGSTOP)
@@ -332,7 +345,7 @@ async def test_a_paused_worker_that_runs_a_tool_does_not_finish_it(
     async with stage(database_url, temporal_client, task_queue, tmp_path, replies) as (house, start):
         paused = await start()
         session_id = house.new_id()
-        handle = await house.start(session_id, "Do it.")
+        handle = await started(house, session_id, "Do it.")
         await exists(effects)
         paused.signal(signal.SIGSTOP)
         await start()

@@ -87,11 +87,11 @@ class Outage:
     def __enter__(self) -> Outage:
         inner = self._database.transact
 
-        async def transact(work: Any) -> Any:
+        async def transact(work: Any, **how: Any) -> Any:
             if f".{self._activity}." in work.__qualname__:
                 self.felt.set()
                 raise UnavailableError("away")
-            return await inner(work)
+            return await inner(work, **how)
 
         self._database.transact = transact  # type: ignore[method-assign]
         return self

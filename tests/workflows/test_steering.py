@@ -60,8 +60,8 @@ class During:
     def __enter__(self) -> During:
         inner = self._database.transact
 
-        async def transact(work: Any) -> Any:
-            result = await inner(work)
+        async def transact(work: Any, **how: Any) -> Any:
+            result = await inner(work, **how)
             if f".{self._activity}." in work.__qualname__:
                 self.calls += 1
                 if self._nth in (self.calls, None):
