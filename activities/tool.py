@@ -42,7 +42,8 @@ class ToolActivities:
         async with kept(services, token) as keeper:
             asked = asyncio.get_running_loop().time()
             planned = await services.database.transact(
-                lambda conn: tool_calls.start(conn, token, given.assistant_message_id, given.call_id, services.lease)
+                lambda conn: tool_calls.start(conn, token, given.assistant_message_id, given.call_id, services.lease),
+                alone=True,
             )
             keeper.renewed()
             if given.waited:

@@ -12,7 +12,6 @@ from typing import Any
 from pydantic_core import to_json
 from sqlalchemy import BigInteger, Text, bindparam, column, func, literal, select, text
 from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.clean import clean
@@ -67,6 +66,14 @@ _LOCK = Statement(
         column("seq", BigInteger), column("now", BigInteger)
     )
 )
+_BEGIN = Statement(
+    text(
+        f"""
+        INSERT INTO event_sequence AS s (aggregate_id, seq) VALUES (:id, -1)
+        ON CONFLICT (aggregate_id) DO UPDATE SET seq = s.seq RETURNING seq, {CLOCK} AS now
+        """
+    ).columns(column("seq", BigInteger), column("now", BigInteger))
+)
 _KNOWN = Statement(select(tables.event).where(tables.event.c.id == func.any(bindparam("ids", type_=ARRAY(Text)))))
 _ADD = Statement(
     text(
@@ -106,9 +113,8 @@ async def lock(conn: AsyncConnection, session_id: str) -> Head:
 
 async def begin(conn: AsyncConnection, session_id: str) -> Head:
     """Make the log of a new session and lock its end; of an existing one, just lock it. Its sequence starts at -1."""
-    values = {"aggregate_id": session_id, "seq": -1}
-    await conn.execute(upsert(tables.event_sequence).values(**values).on_conflict_do_nothing())
-    return await lock(conn, session_id)
+    row = await _BEGIN.first(conn, id=session_id)
+    return Head(session_id, row.seq, row.now)
 
 
 async def append(

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.errors import OwnershipLostError
 from fencepost.domain.ownership import Stage, Token, is_before
-from fencepost.store import tables
+from fencepost.store import leftovers, tables
 from fencepost.store.statement import Statement
 
 
@@ -37,7 +37,7 @@ class Ledger:
 _table = tables.execution_ledger
 _FIND = Statement(select(_table).where(_table.c.execution_id == bindparam("execution_id")))
 _OPEN = Statement(insert(_table).values({column.name: bindparam(column.name) for column in _table.c}))
-_MOVE = Statement(
+_move = (
     update(_table)
     .where(
         _table.c.execution_id == bindparam("named"),
@@ -47,6 +47,7 @@ _MOVE = Statement(
     )
     .values({name: bindparam(name) for name in ("step", "stage", "attempt", "continuations", "result", "time_updated")})
 )
+_MOVE, _MOVE_CLOSING = Statement(_move), Statement(_move.add_cte(*leftovers.CLOSING))
 
 
 async def find(conn: AsyncConnection, execution_id: str) -> Ledger | None:
@@ -109,10 +110,14 @@ async def move(
     attempt: int | None = None,
     continuations: int | None = None,
     results: dict[str, Any] | None = None,
+    closing: str | None = None,
 ) -> None:
-    """Move the ledger, by compare-and-set; what is not given stays. The one in hand is changed too."""
-    moved = await _MOVE.run(
+    """Move the ledger, by compare-and-set; what is not given stays. The one in hand is changed too. With `closing` the
+    books of that session are closed in the same statement, as `leftovers.close_books` does."""
+    statement = _MOVE if closing is None else _MOVE_CLOSING
+    moved = await statement.run(
         conn,
+        **({} if closing is None else {"closed_session": closing}),
         named=ledger.execution_id,
         old_step=ledger.step,
         old_stage=ledger.stage,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Text, bindparam, func, select, text
+from sqlalchemy import BindParameter, Text, bindparam, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -39,17 +39,14 @@ _NEWEST = Statement(
     .limit(1)
 )
 _LIVE = Statement(select(_live).where(_live.c.assistant_message_id == bindparam("message_id")))
-_CLOSE_BOOKS = Statement(
-    # The condition on the status is written as the partial index says it.
-    text(
-        """
-        WITH calls AS (
-            UPDATE tool_call SET status = 'settled' WHERE session_id = :session_id AND status <> 'settled'
-        )
-        DELETE FROM live_part WHERE session_id = :session_id
-        """
-    )
-)
+_calls = tables.tool_call
+_closed: BindParameter[str] = bindparam("closed_session")
+# The condition on the status is written as the partial index says it.
+_no_calls = update(_calls).where(_calls.c.session_id == _closed, text("status <> 'settled'")).values(status="settled")
+_no_parts = delete(_live).where(_live.c.session_id == _closed)
+_CLOSE_BOOKS = Statement(_no_parts.add_cte(_no_calls.cte("calls")))
+CLOSING = (_no_calls.cte("calls"), _no_parts.cte("parts"))
+"""What `close_books` does to `:closed_session`, for a statement that does more."""
 
 
 async def newest_assistant(conn: AsyncConnection, session_id: str) -> Row | None:
@@ -111,4 +108,4 @@ def _needs_closing(part: dict[str, Any]) -> bool:
 
 async def close_books(conn: AsyncConnection, session_id: str) -> None:
     """When a step is over, however it ended: no planned tool may start any more, and no part is live."""
-    await _CLOSE_BOOKS.run(conn, session_id=session_id)
+    await _CLOSE_BOOKS.run(conn, closed_session=session_id)

@@ -170,6 +170,18 @@ _ADMIT = Statement(
     )
 )
 _SUMS = ("cost", "tokens_input", "tokens_output", "tokens_reasoning", "tokens_cache_read", "tokens_cache_write")
+_root, _now = tables.project, bindparam("now", type_=BigInteger)
+_CREATE = Statement(
+    upsert(_sessions)
+    .values({name: bindparam(name) for name in _SESSION_COLUMNS.values()})
+    .on_conflict_do_nothing(index_elements=["id"])
+    .add_cte(
+        upsert(_root)
+        .values(id=bindparam("project_id"), worktree=bindparam("worktree"), time_created=_now, time_updated=_now)
+        .on_conflict_do_nothing(index_elements=["id"])
+        .cte("root")
+    )
+)
 _sum_up = (
     update(_sessions)
     .where(_sessions.c.id == bindparam("summed"))
@@ -190,22 +202,12 @@ async def _read_assistant(conn: AsyncConnection, session_id: str, message_id: st
 
 async def _session_created(conn: AsyncConnection, event: events.SessionCreated, seq: int) -> None:
     info = event.info
-    root = {"id": info["projectID"], "worktree": info["directory"]}
-    times = {"time_created": event.timestamp, "time_updated": event.timestamp}
-    await conn.execute(upsert(tables.project).values(**root, **times).on_conflict_do_nothing(index_elements=["id"]))
-    row = {column: info[name] for name, column in _SESSION_COLUMNS.items() if info.get(name) is not None}
-    inserted = await conn.execute(
-        upsert(tables.session)
-        .values(**row)
-        .on_conflict_do_nothing(index_elements=["id"])
-        .returning(tables.session.c.id)
-    )
-    if inserted.first() is None:
+    row = {column: info.get(name) for name, column in _SESSION_COLUMNS.items()}
+    if not await _CREATE.run(conn, worktree=info["directory"], now=event.timestamp, **row):
         raise SessionAlreadyProjectedError(f"session {event.session_id} exists already")
     if info.get("workspaceID") is not None:
-        spaces = tables.workspace
-        touched = update(spaces).where(spaces.c.id == info["workspaceID"]).values(time_used=event.timestamp)
-        await conn.execute(touched)
+        used = update(tables.workspace).where(tables.workspace.c.id == info["workspaceID"])
+        await conn.execute(used.values(time_used=event.timestamp))
 
 
 async def _insert_message(

@@ -19,7 +19,7 @@ from fencepost.domain.ownership import Stage, Token, continues
 from fencepost.store import context_epoch, continuation, inbox, ledger, ownership, tables
 from fencepost.store.context_epoch import Current
 from fencepost.store.event_log import Entry
-from fencepost.store.leftovers import Row, close_books, close_open_parts, newest_assistant
+from fencepost.store.leftovers import Row, close_open_parts, newest_assistant
 from fencepost.store.ownership import Held, Lease, Locked
 from fencepost.store.sessions import Session
 from fencepost.store.statement import Statement
@@ -379,7 +379,6 @@ async def settle(
         made.append(terminal.model_copy(update={"timestamp": head.now}))
     entries = [Entry(derived_id("evt", execution, step, "settlement", n), event) for n, event in enumerate(made)]
     await ownership.append(conn, held, entries, lease, message=message)
-    await close_books(conn, token.session_id)
     if isinstance(terminal, Interruption):
         await ownership.set_phase(conn, held, "unknown", assistant)
         if not continues(terminal.reason):
@@ -391,5 +390,5 @@ async def settle(
     # Only cuts without a step between them count against the limit: a long turn may live through many deployments.
     changes: dict[str, Any] = {"continuations": 0} if isinstance(terminal, events.StepEnded) else {}
     results = {**done.results, "continued": continued}
-    await ledger.move(conn, done, step, "settled", head.now, results=results, **changes)
+    await ledger.move(conn, done, step, "settled", head.now, results=results, closing=token.session_id, **changes)
     return continued

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, column, select, text, update
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.clean import clean_text
@@ -18,25 +19,17 @@ from fencepost.store.event_log import Entry
 from fencepost.store.ownership import Lease
 from fencepost.store.statement import Statement
 
-_calls, _messages, _sessions = tables.tool_call, tables.session_message, tables.session
+_calls, _messages = tables.tool_call, tables.session_message
 _mine = (
     (_calls.c.assistant_message_id == bindparam("message_id"))
     & (_calls.c.call_id == bindparam("named"))
     & (_calls.c.execution_id == bindparam("execution"))
 )
-_started = (
-    update(_calls)
-    .where(_mine, _calls.c.status == "called")
-    .values(status="started", time_updated=bindparam("time_updated"))
-    .returning(_calls.c.effect_key)
-    .cte("started")
-)
-_message = _messages.c.id == bindparam("message_id")
 _START = Statement(
-    select(_started.c.effect_key, _messages.c.data, _sessions.c.directory)
-    .select_from(_started)
-    .join(_messages, _message)
-    .join(_sessions, _sessions.c.id == _messages.c.session_id)
+    text(
+        "SELECT * FROM fencepost_start_tool"
+        "(:session_id, :execution_id, :owner_id, :message_id, :call_id, :lease_length, :renew_after)"
+    ).columns(*ownership.LOCKED, column("done"), column("effect_key"), column("data", JSONB), column("directory"))
 )
 _settled = (
     update(_calls)
@@ -45,7 +38,9 @@ _settled = (
     .returning(_calls.c.call_id)
     .cte("settled")
 )
-_SETTLE = Statement(select(_messages.c.data).select_from(_settled).join(_messages, _message))
+_SETTLE = Statement(
+    select(_messages.c.data).select_from(_settled).join(_messages, _messages.c.id == bindparam("message_id"))
+)
 _REFUSE = Statement(
     update(_calls)
     .where(_mine, _calls.c.status == "called")
@@ -65,24 +60,28 @@ class PlannedCall:
 
 
 async def start(conn: AsyncConnection, token: Token, message_id: str, call_id: str, lease: Lease) -> PlannedCall:
-    """Take a planned call from `called` to `started`. Its effect may begin only after this has committed.
+    """Take a planned call from `called` to `started`, in one statement: it may be run alone. Its effect may begin only
+    after this has committed.
 
     Raises OwnershipLostError when the token does not hold, the lease ran out, or the call was started already.
     """
-    held = await ownership.hold(conn, token, unexpired=True)
     call_id = clean_text(call_id)
-    started = await _START.first(
-        conn, message_id=message_id, named=call_id, execution=token.execution_id, time_updated=held.head.now
+    found = await _START.first(
+        conn,
+        session_id=token.session_id,
+        execution_id=token.execution_id,
+        owner_id=token.owner_id,
+        message_id=message_id,
+        call_id=call_id,
+        lease_length=lease.length,
+        renew_after=lease.renew_after,
     )
-    if started is None:
+    if not found.done:
+        await ownership.hold(conn, token, unexpired=True, found=found)
         raise OwnershipLostError(f"tool call {call_id} is not to be started by execution {token.execution_id}")
-    await ownership.keep(conn, held, lease)
-    for part in reversed(started.data["content"]):
-        if part["type"] == "tool" and part["id"] == call_id:
-            return PlannedCall(
-                part["name"], part["state"]["input"], started.effect_key, started.data["agent"], started.directory
-            )
-    raise OwnershipLostError(f"tool call {call_id} is not in message {message_id}")
+    parts = reversed(found.data["content"])
+    part = next(part for part in parts if part["type"] == "tool" and part["id"] == call_id)
+    return PlannedCall(part["name"], part["state"]["input"], found.effect_key, found.data["agent"], found.directory)
 
 
 async def settle(

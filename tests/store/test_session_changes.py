@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from asyncpg import CheckViolationError
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError
 
 from fencepost import __version__
 from fencepost.domain import events
@@ -122,7 +122,7 @@ async def test_a_defect_while_a_creation_is_projected_is_not_hidden(store: Store
     async with store.database.begin() as conn:
         await conn.execute(text(f"ALTER TABLE session ADD CONSTRAINT defect CHECK (id <> '{session_id}')"))
     try:
-        with pytest.raises(IntegrityError, match="defect"):
+        with pytest.raises(CheckViolationError, match="defect"):
             await store.do(sessions.create, session_id, WANTED)
         assert all(rows == [] for rows in (await store.everything(session_id)).values())
         with pytest.raises(NotFoundError):
