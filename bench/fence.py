@@ -1,4 +1,4 @@
-"""What the fence and the ledger cost: the product's transactions, beside bare appends of the same events in as many.
+"""What the fence and the ledger cost: the product's transactions, beside bare appends of the same events.
 
 Only the database takes part. The bounds hold what was measured; they are no goal in themselves.
 """
@@ -58,7 +58,8 @@ class Fenced:
         """Prepare a step and record its request."""
         self._step, self._ordinal = self._step + 1, 0
         await self._do(steps.prepare, self._token, self._step, queued=True, lease=LEASE)
-        await self._do(steps.request, self._token, self._step, 1, LEASE)
+        # As the product does it: alone. Bare, a request leaves nothing.
+        await self._database.transact(lambda conn: steps.request(conn, self._token, self._step, 1, LEASE), alone=True)
 
     async def append(self, *made: DurableEvent) -> None:
         """Publish events of the step."""
@@ -92,12 +93,7 @@ class Bare:
             head = await event_log.lock(conn, self._session_id)
             await event_log.append(conn, head, await inbox.promote(conn, head, queued=True))
 
-        async def nothing_more(conn: AsyncConnection) -> None:
-            await event_log.lock(conn, self._session_id)
-
         await self._database.transact(promote)
-        # Where the product records its request, which is no event.
-        await self._database.transact(nothing_more)
 
     async def append(self, *made: DurableEvent) -> None:
         """Append events."""

@@ -14,7 +14,7 @@ _HEARTBEAT_SECONDS = 1
 
 
 async def test_what_the_fence_costs_is_measured(home: Path) -> None:
-    """A few appends and steps of both kinds: within as many transactions, fenced steps send more statements."""
+    """A few appends and steps of both kinds: a fenced append sends no more statements, a fenced step does."""
     async with open_house(home) as house:
         figures = await fence.measure(house, count=fence.BLOCK)
 

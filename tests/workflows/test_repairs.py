@@ -537,6 +537,7 @@ async def test_a_lost_run_is_reconciled_and_its_session_goes_on(house: MakeHouse
     session_id = h.new_id()
     await h.start(session_id, "Tell me all.")
     await gate.reached()
+    await logged(h, session_id, "session.next.text.started.1")
     await forgotten(h, session_id)
     await set_of(h, tables.session_execution, session_id, expires_at=1)
 
