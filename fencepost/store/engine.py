@@ -12,7 +12,14 @@ from asyncpg import InterfaceError as DriverInterfaceError
 from pydantic_core import from_json
 from sqlalchemy import event, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, InvalidatePoolError, OperationalError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InterfaceError,
+    InternalError,
+    InvalidatePoolError,
+    OperationalError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -49,7 +56,7 @@ def database_url(text: str) -> URL:
 # What the driver raises, by itself or through SQLAlchemy. Its internal error is what it says of a connection that the
 # server has just ended, until it has seen the end of the stream as well.
 _DRIVER_ERRORS = (DBAPIError, PostgresError, DriverInterfaceError, InternalClientError)
-_CLIENT_SIDE = (OperationalError, InterfaceError, DriverInterfaceError, InternalClientError)
+_CLIENT_SIDE = (OperationalError, InterfaceError, InternalError, DriverInterfaceError, InternalClientError)
 
 
 def sqlstate(error: BaseException) -> str:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+import pytest
+from asyncpg import InternalClientError, InternalServerError
 from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, InterfaceError, InternalError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from fencepost.domain.errors import UnavailableError
@@ -71,3 +74,23 @@ async def test_a_transaction_that_stands_still_does_not_keep_its_locks(database_
     await database.close()
 
     assert isinstance(outcome, UnavailableError)
+
+
+@pytest.mark.parametrize("said_by", [InterfaceError, InternalError, OperationalError])
+async def test_what_the_driver_says_of_a_lost_connection_is_an_outage(
+    database_url: str, said_by: type[DBAPIError]
+) -> None:
+    """However SQLAlchemy calls it. What the server itself has said, with a SQLSTATE, is none."""
+    database = Database(database_url, pool_size=1)
+
+    async def lose(said: Exception) -> None:
+        async def work(conn: AsyncConnection) -> None:
+            raise said_by("SELECT 1", {}, said)
+
+        await database.transact(work)
+
+    with pytest.raises(UnavailableError):
+        await lose(InternalClientError("cannot switch to state 12; another operation (2) is in progress"))
+    with pytest.raises(said_by):
+        await lose(InternalServerError("the server's own fault"))
+    await database.close()
