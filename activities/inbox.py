@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,11 +26,11 @@ from fencepost.domain.contracts import (
 )
 from fencepost.domain.errors import (
     ClaimRefusedError,
-    ContextError,
     DirectoryError,
     InvalidInputError,
     NotFoundError,
     OwnershipLostError,
+    UnavailableError,
 )
 from fencepost.domain.inbox import Location, Receipt
 from fencepost.services import Services
@@ -39,6 +40,13 @@ from fencepost.store.event_log import Head
 from fencepost.store.live import Notice
 from fencepost.store.ownership import Locked
 from fencepost.store.sessions import NewSession
+
+# Of the ten seconds that the activity has.
+_BEGIN_SECONDS = 4.0
+
+
+class SlowBeginningError(Exception):
+    """Much has gathered in the inbox: the step is begun by itself."""
 
 
 class InboxActivities:
@@ -55,7 +63,7 @@ class InboxActivities:
         """Create the session unless it exists, admit the prompt of the start input, and, if asked, claim the session
         and begin its first step.
 
-        An admission outlives a claim that is refused, and both outlive a step that cannot have its context.
+        An admission outlives a claim that is refused, and both outlive a step that cannot be begun.
         """
         prompt = given.start.prompt
         if prompt is not None:
@@ -76,12 +84,17 @@ class InboxActivities:
                 claimed = await claims.claim(conn, wanted, None, self._services.lease, locked)
             # Whatever took the session over, or made this claim before, leaves the first step to be asked for.
             fresh = claimed is not None and claimed.held and locked.held is None and locked.ledger is None
-            return claimed, await self._models.prepare(conn, beginning) if beginning and fresh else None
+            return claimed, await self._begin(conn, beginning) if beginning and fresh else None
 
         transact = self._services.database.transact
         try:
             claimed, begun = await transact(work)
-        except ContextError:
+        except UnavailableError:
+            raise
+        except Exception:
+            if first is None:
+                raise
+            # Whatever it was, it comes again when the step is asked for by itself; a fault of the admission comes here.
             claimed, begun = await transact(lambda conn: work(conn, None))
         self._services.announcer.send(given.session_id, Notice.look())
         if given.claim is None or wanted is None:
@@ -93,6 +106,14 @@ class InboxActivities:
             return AdmitStartResult(claim=await self._ownership.claim(given.claim))
         except (ClaimRefusedError, OwnershipLostError):
             return AdmitStartResult()  # the workflow knows what to do about it
+
+    async def _begin(self, conn: AsyncConnection, first: ResolveInput) -> Begun:
+        """Begin the first step, if that does not take so long that nothing would be admitted in the activity's time."""
+        try:
+            async with asyncio.timeout(_BEGIN_SECONDS):
+                return await self._models.prepare(conn, first)
+        except TimeoutError as error:
+            raise SlowBeginningError from error
 
     def _resolved(self, first: ResolveInput | None, begun: Begun | None) -> Resolved | None:
         if first is None or begun is None:

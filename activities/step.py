@@ -12,7 +12,7 @@ from activities.model import Begun, ModelActivities, chosen
 from activities.ownership import tell_release
 from fencepost.domain import contracts
 from fencepost.domain.contracts import ReleaseState, ResolveInput, SettleInput, SettleResult
-from fencepost.domain.errors import ContextError
+from fencepost.domain.errors import OwnershipLostError, UnavailableError
 from fencepost.domain.events import StepEnded, StepFailed, StepStarted
 from fencepost.domain.messages import MessageError
 from fencepost.domain.projection import UNSETTLED
@@ -73,8 +73,12 @@ class StepActivities:
         transact = self._services.database.transact
         try:
             continued, released, begun = await transact(work)
-        except ContextError:
-            # The next step cannot have its context. This one is settled all the same, and that one fails by itself.
+        except (OwnershipLostError, UnavailableError):
+            raise
+        except Exception:
+            if given.next is None:
+                raise
+            # The next step cannot be begun. This one is settled all the same, and that one fails by itself.
             continued, released, begun = await transact(lambda conn: work(conn, None))
         status = _tell(given, continued=continued)
         if released is not None:

@@ -177,9 +177,10 @@ class Turn:
     async def _begin(self, *, queued: bool, required: bool) -> Resolved:
         """Begin the next step, unless that came with the claim, or with the settlement of the one before."""
         begun, self._begun = self._begun, None
-        # Begun when nothing was required of it yet, it may have nothing to run with.
-        if begun is not None and (begun.plan or begun.error or not required):
-            return begun
+        if begun is not None:
+            if begun.plan is not None or begun.error is not None or not required:
+                return begun
+            self.step += 1  # begun when nothing was required of it, it has nothing to run with
         given = self._next_step(queued=queued, required=required)
         return await self._database(contracts.RESOLVE_MODEL, given, Resolved, "resolve model")
 

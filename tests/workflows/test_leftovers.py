@@ -12,7 +12,7 @@ from fencepost.domain.errors import UnavailableError
 from fencepost.domain.inbox import Location
 from fencepost.domain.messages import FailedTool
 from fencepost.domain.projection import INTERRUPTED
-from fencepost.providers.script import Action, CallTool, Gate, Hang, Pause, Say
+from fencepost.providers.script import Action, CallTool, Finish, Gate, Hang, Pause, Say
 from fencepost.store import sessions, tables
 from fencepost.store.engine import Database
 from fencepost.store.live import Announcer
@@ -23,7 +23,7 @@ from tests.workflows.conftest import MakeHouse
 from tests.workflows.test_coordination import recorded, wake
 from tests.workflows.test_interrupts import check_transcript, interrupt, interruptions, is_held, logged, pending
 from tests.workflows.test_ownership import left_running
-from tests.workflows.test_steering import During, answered, asked, resume
+from tests.workflows.test_steering import During, answered, asked, nothing, resume
 from tests.workflows.test_turn import roles, said, tools
 
 # A defect of the projection: the message of a promoted input cannot be written.
@@ -124,6 +124,64 @@ async def test_a_promotion_that_cannot_be_projected_leaves_its_input_waiting(hou
     assert [asked(body) for body in h.provider.requests] == [["Go."]]
     assert await pending(h, session_id) == {}
     assert not await is_held(h, session_id)
+    await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_a_first_step_that_cannot_be_begun_takes_no_input_along(house: MakeHouse) -> None:
+    """What started the run is admitted all the same, as is what came meanwhile."""
+    h = await house([[Say("At last.")]])
+    session_id = h.new_id()
+    handle = h.client.get_workflow_handle(session_id)
+    await execute(h, *_DEFECT)
+    with During(h, "admit_start", lambda: handle.signal("steer", {"text": "More."})):
+        await h.start(session_id, "Go.")
+        with pytest.raises(WorkflowFailureError):
+            await h.ended(session_id)
+    assert await pending(h, session_id) == {"Go.": True, "More.": True}
+    await execute(h, *_MENDED)
+    await wake(h, session_id)
+
+    assert (await h.ended(session_id)).outcome == "done"
+    assert [asked(body) for body in h.provider.requests] == [["Go.", "More."]]
+    await assert_equal_to_rebuild(h, session_id)
+
+
+async def test_a_first_step_that_takes_long_to_begin_is_begun_by_itself(
+    house: MakeHouse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The admission does not wait for it, nor begin again and again because of it."""
+    monkeypatch.setattr("activities.inbox._BEGIN_SECONDS", 0)
+    h = await house([[Say("Yes.")]])
+    session_id = h.new_id()
+    with During(h, "resolve_model", nothing) as resolving:
+        result = await h.run(session_id, "Go.")
+
+    assert (result.outcome, resolving.calls) == ("done", 1)
+    assert await answered(h, session_id) == ["Go."]
+    await assert_replays(h, session_id)
+
+
+async def test_a_next_step_that_cannot_be_begun_leaves_its_step_settled(house: MakeHouse) -> None:
+    """The step has its one end, and what was to be promoted waits."""
+    gate = Gate()
+    h = await house([[CallTool("read", {"path": "none"}), Pause(gate), Finish()], [Say("At last.")]])
+    session_id = h.new_id()
+    handle = await h.start(session_id, "Go.")
+    await gate.reached()
+    await logged(h, session_id, "session.next.step.started.1")
+    await h.prompt(session_id, "More.")
+    await execute(h, *_DEFECT)
+    gate.release()
+    with pytest.raises(WorkflowFailureError):
+        await handle.result()
+    assert (await h.types(session_id))[-1] == "session.next.step.ended.2"
+    assert await pending(h, session_id) == {"More.": True}
+    await execute(h, *_MENDED)
+    await wake(h, session_id)
+
+    assert (await h.ended(session_id)).outcome == "done"
+    assert await answered(h, session_id) == ["Go.", "More."]
+    assert await interruptions(h, session_id) == []
     await assert_equal_to_rebuild(h, session_id)
 
 

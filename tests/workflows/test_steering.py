@@ -332,7 +332,7 @@ async def test_what_comes_along_with_a_start_is_answered_together(house: MakeHou
     h = await house(lambda body: [Say("Yes.")])
     session_id = h.new_id()
     signal: dict[str, Any] = {"start_signal": "steer", "start_signal_args": [{"text": "More."}]} if along else {}
-    with During(h, "resolve_model", _nothing) as resolving:
+    with During(h, "resolve_model", nothing) as resolving:
         await h.client.start_workflow(
             SESSION_TURN, {"prompt": {"text": "Go."}}, id=session_id, task_queue=h.task_queue, **signal
         )
@@ -344,7 +344,7 @@ async def test_what_comes_along_with_a_start_is_answered_together(house: MakeHou
     await assert_replays(h, session_id)
 
 
-async def _nothing() -> None:
+async def nothing() -> None:
     pass
 
 
