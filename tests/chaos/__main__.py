@@ -77,8 +77,8 @@ async def verify(arena: Arena, players: list[Player]) -> list[Violation]:
 
 
 async def _checked(arena: Arena, player: Player) -> list[Violation]:
-    """Check one session, again where the database was not there: on a crowded machine it ends a transaction whose client
-    has not come to its next statement for seconds."""
+    """Check one session, again where the database was not there: on a crowded machine it ends a transaction whose
+    client has not come to its next statement for seconds."""
     for _ in range(_CHECKS):
         try:
             return await check(arena.client._database, player.session_id, player.evidence)
