@@ -81,6 +81,8 @@ def unavailable(url: URL, error: BaseException) -> UnavailableError:
     """Put a lost or refused connection into one line, without the password."""
     cause = getattr(error, "orig", error)
     reason = (str(cause).splitlines() or [""])[0] or type(cause).__name__
+    if type(cause).__name__ == InternalClientError.__name__:  # the driver's own, or what SQLAlchemy makes of it
+        reason = "it has ended the connection"
     where = f"{url.host or 'local socket'}:{url.port or 5432}/{url.database or ''}"
     return UnavailableError(
         f"PostgreSQL at {where} cannot be used ({reason[:200]}): "

@@ -89,7 +89,7 @@ async def test_what_the_driver_says_of_a_lost_connection_is_an_outage(
 
         await database.transact(work)
 
-    with pytest.raises(UnavailableError):
+    with pytest.raises(UnavailableError, match="it has ended the connection"):
         await lose(InternalClientError("cannot switch to state 12; another operation (2) is in progress"))
     with pytest.raises(said_by):
         await lose(InternalServerError("the server's own fault"))
