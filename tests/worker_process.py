@@ -51,12 +51,10 @@ class WorkerProcess:
 
 
 @asynccontextmanager
-async def worker_process(environment: dict[str, str]) -> AsyncIterator[WorkerProcess]:
-    """Start a worker, and kill it at the end if it still runs."""
+async def worker_process(environment: dict[str, str], module: str = "worker") -> AsyncIterator[WorkerProcess]:
+    """Start a worker, or a module that acts as one, and kill it at the end if it still runs."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "worker",
+        *(sys.executable, "-m", module),
         cwd=ROOT,
         env=environment,
         stderr=asyncio.subprocess.PIPE,

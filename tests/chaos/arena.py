@@ -20,6 +20,7 @@ from fencepost.local.postgres import PostgresServer
 from fencepost.local.temporal import TemporalServer
 from fencepost.providers.scripted import ScriptedProvider
 from fencepost.store import migrate
+from tests.cable import Cable, cable_to_postgresql, cable_to_temporal
 from tests.chaos.model import Model
 from tests.faulty_worker import PROBES, SIDES, Deed, Fault
 from tests.house_kit import house_settings
@@ -41,8 +42,10 @@ def say(line: str) -> None:
 
 @dataclass
 class Worker:
-    """One place for a worker: whatever happens to its process, there will be another one."""
+    """One place for a worker, and its cables: whatever happens to its process, there will be another one."""
 
+    environ: dict[str, str]
+    cables: list[tuple[str, Cable]]
     process: asyncio.subprocess.Process
     busy: bool = False
 
@@ -56,7 +59,6 @@ class Arena:
     client: Client
     model: Model
     location: Location
-    environ: dict[str, str]
     workers: list[Worker] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     _processes: Iterator[int] = field(default_factory=count)
@@ -71,10 +73,10 @@ class Arena:
         if os.environ.get("CHAOS_LOG"):
             say(f"{asyncio.get_running_loop().time():.2f} {kind} {about}")
 
-    async def new_process(self) -> asyncio.subprocess.Process:
+    async def new_process(self, environ: dict[str, str]) -> asyncio.subprocess.Process:
         """Start a worker's process; its log goes to a file. Most of them die or err by themselves, at a probe."""
         chance = self.chance("process", next(self._processes))
-        module, environ = "worker", self.environ
+        module = "worker"
         if chance.random() < _FAULTY:
             module = "tests.faulty_worker"
             deed: Deed = chance.choice(("kill", "error"))
@@ -125,10 +127,14 @@ async def open_arena(seed: int, home: Path, workers: int) -> AsyncIterator[Arena
         )
         settings = house_settings(servers.database_url, QUEUE, project, url)
         client = await stack.enter_async_context(open_client(settings, environ))
-        arena = Arena(seed, home, client, model, Location(directory=str(project)), environ)
+        arena = Arena(seed, home, client, model, Location(directory=str(project)))
         try:
             for _ in range(workers):
-                arena.workers.append(Worker(await arena.new_process()))
+                database, database_url = await stack.enter_async_context(cable_to_postgresql(servers.database_url))
+                temporal, address = await stack.enter_async_context(cable_to_temporal(servers.temporal_address))
+                near = environ | {"FENCEPOST_DATABASE_URL": database_url, "TEMPORAL_ADDRESS": address}
+                process = await arena.new_process(near)
+                arena.workers.append(Worker(near, [("PostgreSQL", database), ("Temporal", temporal)], process))
             yield arena
         finally:
             for worker in arena.workers:

@@ -11,6 +11,8 @@ from tests.chaos.arena import Arena, Worker
 
 # Longer than the heartbeat time-out, so that the session is taken over meanwhile; or shorter.
 _PAUSES = (0.5, 3.0, 4.5, 7.0)
+# The longest is more than renewals are trusted for.
+_CUTS = (0.5, 3.0, 7.0, 25.0)
 _SPACES = (0.4, 2.5)
 _LOOK_SECONDS = 0.5
 
@@ -41,7 +43,7 @@ async def supervise(arena: Arena) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
         for worker in arena.workers:
             if not worker.busy and worker.process.returncode is not None:
-                worker.process = await arena.new_process()
+                worker.process = await arena.new_process(worker.environ)
 
 
 def _any_worker(arena: Arena, chance: random.Random) -> Worker | None:
@@ -59,7 +61,7 @@ async def _replace(arena: Arena, chance: random.Random, kind: str, number: signa
     if worker.process.returncode is None:
         worker.process.send_signal(number)
     await worker.process.wait()
-    worker.process = await arena.new_process()
+    worker.process = await arena.new_process(worker.environ)
     worker.busy = False
 
 
@@ -85,6 +87,24 @@ async def _pause(arena: Arena, chance: random.Random) -> None:
         worker.busy = False
 
 
+async def _cut_off(arena: Arena, chance: random.Random) -> None:
+    """Cut a worker off from a server; then what was held back arrives late, or its connections are lost."""
+    worker = _any_worker(arena, chance)
+    if worker is None:
+        return
+    worker.busy = True
+    name, cable = chance.choice(worker.cables)
+    arena.fault(f"cut off from {name}", str(worker.process.pid))
+    cable.cut()
+    try:
+        await asyncio.sleep(chance.choice(_CUTS))
+    finally:
+        if chance.random() < 0.5:
+            cable.drop()
+        cable.mend()
+        worker.busy = False
+
+
 async def _restart_postgresql(arena: Arena, chance: random.Random) -> None:
     crash = chance.random() < 0.5
     arena.fault("PostgreSQL crashed" if crash else "PostgreSQL restarted")
@@ -97,4 +117,11 @@ async def _restart_temporal(arena: Arena, chance: random.Random) -> None:
     await arena.restart_temporal()
 
 
-_WEIGHTS: tuple[Deed, ...] = (*[_kill] * 6, *[_pause] * 6, *[_drain] * 3, _restart_postgresql, _restart_temporal)
+_WEIGHTS: tuple[Deed, ...] = (
+    *[_kill] * 6,
+    *[_pause] * 6,
+    *[_drain] * 3,
+    *[_cut_off] * 3,
+    _restart_postgresql,
+    _restart_temporal,
+)

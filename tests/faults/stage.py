@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
@@ -19,10 +18,11 @@ from fencepost.domain.contracts import SESSION_TURN, SIGNAL_WAKE
 from fencepost.providers.script import Action, CallTool, Say
 from fencepost.store.live import Listener
 from fencepost.store.readers import follow
+from tests.cable import Cable, cable_to_postgresql, cable_to_temporal
 from tests.checker import Evidence, check
 from tests.faulty_worker import Fault
 from tests.house_kit import House, open_house
-from tests.worker_process import ROOT, WorkerProcess, environment, exists, worker_process
+from tests.worker_process import WorkerProcess, environment, exists, worker_process
 
 # How long Temporal waits for a worker that died or stands still in a workflow task, and thus in a local activity.
 TASK_SECONDS = 2
@@ -71,7 +71,16 @@ class Stage:
         """Start a worker with a fault; the file is there once the fault has happened."""
         mark = self._directory / f"mark-{fault.probe}"
         given = Fault(fault.probe, fault.side, fault.deed, fault.nth, str(mark))
-        return await self._stack.enter_async_context(_faulty_process(self._env, given)), mark
+        env = {**self._env, **given.to_environment()}
+        return await self._stack.enter_async_context(worker_process(env, "tests.faulty_worker")), mark
+
+    async def wired(self) -> tuple[WorkerProcess, dict[str, Cable]]:
+        """Start a worker without a fault that reaches its servers by cables: "postgresql" and "temporal"."""
+        enter = self._stack.enter_async_context
+        database, database_url = await enter(cable_to_postgresql(self._env["FENCEPOST_DATABASE_URL"]))
+        temporal, address = await enter(cable_to_temporal(self._env["TEMPORAL_ADDRESS"]))
+        env = {**self._env, "FENCEPOST_DATABASE_URL": database_url, "TEMPORAL_ADDRESS": address}
+        return await enter(worker_process(env)), {"postgresql": database, "temporal": temporal}
 
     async def start(self, text: str) -> WorkflowHandle[Any, Any]:
         """Start a turn with a prompt that is to be answered, and a reader of the session."""
@@ -126,31 +135,18 @@ class Stage:
 
 
 @asynccontextmanager
-async def _faulty_process(env: dict[str, str], fault: Fault) -> AsyncIterator[WorkerProcess]:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.faulty_worker"),
-        cwd=ROOT,
-        env={**env, **fault.to_environment()},
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    worker = WorkerProcess(process)
-    try:
-        await worker.ready()
-        yield worker
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await worker.ended()
-
-
-@asynccontextmanager
 async def open_stage(
-    database_url: str, client: Client, task_queue: str, directory: Path, tool: str = "bash"
+    database_url: str,
+    client: Client,
+    task_queue: str,
+    directory: Path,
+    tool: str = "bash",
+    replies: list[list[Action]] | None = None,
 ) -> AsyncIterator[Stage]:
-    """Open a house without a worker; the model calls this tool."""
+    """Open a house without a worker; the model calls this tool, or gives these replies."""
     effects = directory / "effects"
-    async with open_house(database_url, client, task_queue, directory, Model(effects, tool), serve=False) as house:
+    model = replies if replies is not None else Model(effects, tool)
+    async with open_house(database_url, client, task_queue, directory, model, serve=False) as house:
         address = client.service_client.config.target_host
         config = directory / "fencepost.toml"
         env = environment(config, database_url, address, task_queue, directory, house.provider.base_url)
