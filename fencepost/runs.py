@@ -104,9 +104,15 @@ class Runs:
                 task_queue=task_queue,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
             )
-            answer: Result = await self._temporal.execute_update_with_start_workflow(
-                name, args=arguments, start_workflow_operation=operation, id=update_id, result_type=result_type
-            )
+            try:
+                answer: Result = await self._temporal.execute_update_with_start_workflow(
+                    name, args=arguments, start_workflow_operation=operation, id=update_id, result_type=result_type
+                )
+            except (RPCError, WorkflowUpdateRPCTimeoutOrCancelledError):
+                # The same failure, kept for whoever asks how the start went: asyncio logs it when nobody does.
+                with suppress(RPCError, asyncio.CancelledError):
+                    await operation.workflow_handle()
+                raise
             return answer
 
         for _ in range(_TRIES):
