@@ -33,9 +33,10 @@ SIDES: tuple[Side, ...] = ("before", "within", "after")
 Deed: TypeAlias = Literal["kill", "stop", "error"]
 
 PROBES = ("admit", "claim", "promote", "intent", "append", "called", "start", "end", "settle", "release")
-"""Admission, claim (with the admission of a start input, or by itself), promotion (with that claim, or by itself),
-intent of a request, an append of its stream, the append with a tool's call, a tool's start and end, a step's
-settlement, and the release of the session (with the last settlement, or by itself)."""
+"""Admission, claim (with the admission of a start input, or by itself), promotion (with that claim, with the
+settlement of the step before, or by itself), intent of a request, an append of its stream, the append with a tool's
+call, a tool's start and end, a step's settlement, and the release of the session (with the last settlement, or by
+itself)."""
 
 _BY_WORK = {
     "InboxActivities.admit_start": "admit",
@@ -79,6 +80,8 @@ def passed(work: Any) -> set[str]:
         probes.add("called")
     if "settle" in probes and held["given"].release:
         probes.add("release")
+    if "settle" in probes and held["given"].next is not None:
+        probes.add("promote")
     if "admit" in probes and held.get("wanted") is not None:
         probes.add("claim")
     if "claim" in probes and "admit" in probes and held["given"].begin:

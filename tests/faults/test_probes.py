@@ -8,14 +8,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from temporalio.client import Client
 
-from tests.faults.stage import broken, open_stage
-from tests.faulty_worker import PROBES, SIDES, Deed, Fault
+from fencepost.store.engine import Database
+from tests.faults.stage import Model, broken, open_stage
+from tests.faulty_worker import PROBES, SIDES, Deed, Fault, passed
+from tests.house_kit import open_house
 
 _DEEDS: tuple[Deed, ...] = ("kill", "stop", "error")
 EVERY = os.environ.get("FAULTS") == "all"
@@ -63,6 +66,24 @@ async def test_a_turn_outlives_a_fault_at(
 
         assert result["outcome"] == "done"
         await stage.verify()
+
+
+async def test_every_point_at_which_a_fault_is_due_is_passed(
+    database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a transaction does moves to another one now and then: a fault that waits for it would wait for ever."""
+    passes: Counter[str] = Counter()
+    transact = Database.transact
+
+    async def counted(database: Database, work: Any, *, alone: bool = False) -> Any:
+        passes.update(passed(work))
+        return await transact(database, work, alone=alone)
+
+    monkeypatch.setattr(Database, "transact", counted)
+    async with open_house(database_url, temporal_client, task_queue, tmp_path, Model(tmp_path / "effects")) as house:
+        await house.run(house.new_id(), "Do it, and say so.")
+
+    assert [name_of(fault) for fault in _EVERY if passes[fault.probe] < fault.nth] == []
 
 
 @pytest.mark.parametrize("tool", ["bash", "write"] if EVERY else ["write"])
