@@ -10,7 +10,7 @@ from fencepost.domain.contracts import ClaimInput, ClaimResult, ReleaseInput, Re
 from fencepost.domain.errors import ClaimRefusedError
 from fencepost.domain.ids import derived_id
 from fencepost.domain.ownership import Token
-from fencepost.runs import state_of_run
+from fencepost.run_states import state_of_run
 from fencepost.services import Services
 from fencepost.store import claims, ownership
 from fencepost.store.claims import AskAgainError, Claimed, Seen, Wanted

@@ -17,7 +17,8 @@ from fencepost import unread
 from fencepost.domain.errors import FencepostError, NotFoundError, UnavailableError
 from fencepost.domain.ownership import OwnerRun
 from fencepost.recoveries import AwayError, Scan
-from fencepost.runs import CANNOT_PROGRESS, RunFacts, Runs
+from fencepost.run_states import RunFacts
+from fencepost.runs import CANNOT_PROGRESS, Runs
 from fencepost.store import rebuild, stuck
 from fencepost.store.recovery import Abandoned, Did, Wake
 from fencepost.store.stuck import SeenClaim

@@ -6,12 +6,10 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from temporalio.api.enums.v1 import TaskQueueType
-from temporalio.api.history.v1 import HistoryEvent
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 from temporalio.client import Client as TemporalClient
@@ -20,7 +18,6 @@ from temporalio.client import (
     WorkflowExecutionStatus,
     WorkflowFailureError,
     WorkflowHandle,
-    WorkflowHistoryEventFilterType,
     WorkflowQueryFailedError,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
@@ -33,15 +30,9 @@ from fencepost.domain import contracts, errors
 from fencepost.domain.contracts import Status, TurnResult
 from fencepost.domain.errors import FencepostError, UnavailableError
 from fencepost.domain.ownership import OwnerRun
+from fencepost.run_states import ANSWER, REPAIR, RunFacts, facts_of_run, state_of_run
 
 Result = TypeVar("Result")
-
-REPAIR = "fencepost-repair"
-"""The reason with which a repair terminates a run that cannot progress. Such a run counts as lost; one that is
-terminated for any other reason was stopped by its user."""
-
-_RESETTER = "history-resetter"
-"""Who ends the open run when an earlier run of its chain is reset."""
 
 CANNOT_PROGRESS = 5
 """The attempt at a workflow task from which on its run counts as one that cannot progress."""
@@ -50,7 +41,6 @@ _AGAIN_SECONDS = 1.0
 _TRIES = 5
 # A worker's poll lasts a minute at most, so one that was seen before that is gone.
 _POLL_SECONDS = 70
-_ANSWER = timedelta(seconds=3)
 _AWAY = frozenset(
     {
         RPCStatusCode.ABORTED,
@@ -61,17 +51,6 @@ _AWAY = frozenset(
         RPCStatusCode.UNKNOWN,
     }
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """A run as Temporal knows it, and where it waits for workers. `attempt` is that of its pending workflow task, 0
-    without one: all attempts before it have failed."""
-
-    state: OwnerRun
-    run_id: str = ""
-    attempt: int = 0
-    task_queue: str = ""
 
 
 class Runs:
@@ -146,7 +125,7 @@ class Runs:
     async def redrive(self, session_id: str, task_queue: str) -> None:
         """Do as `wake` does, once. Raises UnavailableError when Temporal does not take it."""
         try:
-            await self._wake(session_id, task_queue, _ANSWER)
+            await self._wake(session_id, task_queue, ANSWER)
         except RPCError as error:
             raise UnavailableError(f"Temporal did not take a wake for session {session_id}: {error.message}") from error
 
@@ -157,13 +136,13 @@ class Runs:
             if execution_id is not None:
                 said = contracts.Relocation(execution_id=execution_id).to_wire()
                 try:
-                    await self._handle(session_id).signal(contracts.SIGNAL_MOVED, said, rpc_timeout=_ANSWER)
+                    await self._handle(session_id).signal(contracts.SIGNAL_MOVED, said, rpc_timeout=ANSWER)
                     return
                 except RPCError as error:
                     if error.status != RPCStatusCode.NOT_FOUND:
                         raise
             if owed:
-                await self._wake(session_id, task_queue, _ANSWER)
+                await self._wake(session_id, task_queue, ANSWER)
 
     async def state(self, session_id: str, run_id: str) -> OwnerRun:
         """Say how a run is doing that owns a session, or owned it."""
@@ -189,7 +168,7 @@ class Runs:
         """Say whether an open run says what it does, which it can while it has a worker and no failing task."""
         handle = self._temporal.get_workflow_handle(session_id, run_id=run_id)
         try:
-            await handle.query(contracts.QUERY_STATUS, rpc_timeout=_ANSWER)
+            await handle.query(contracts.QUERY_STATUS, rpc_timeout=ANSWER)
         except (RPCError, WorkflowQueryFailedError):
             return False
         return True
@@ -201,7 +180,7 @@ class Runs:
         """
         handle = self._temporal.get_workflow_handle(session_id, run_id=run_id)
         try:
-            await handle.terminate(reason=REPAIR, rpc_timeout=_ANSWER)
+            await handle.terminate(reason=REPAIR, rpc_timeout=ANSWER)
         except RPCError as error:
             if error.status != RPCStatusCode.NOT_FOUND:
                 raise UnavailableError(f"Temporal did not end the run of {session_id}: {error.message}") from error
@@ -245,14 +224,14 @@ class Runs:
         """Give what the session's open run does now. Raises UnavailableError when no worker answers in time."""
         handle = self._handle(session_id)
         try:
-            described = await handle.describe(rpc_timeout=_ANSWER)
+            described = await handle.describe(rpc_timeout=ANSWER)
             if described.status != WorkflowExecutionStatus.RUNNING:
                 return Status(session_id=session_id, phase="idle")
             attempt = described.raw_description.pending_workflow_task.attempt
             if attempt >= self._attempts:
                 waits = f"its run cannot progress, its workflow task failed {attempt - 1} times: see fencepost doctor"
                 return Status(session_id=session_id, phase="waiting", waiting_for=f"{waits} --sessions {session_id}")
-            status: Status = await handle.query(contracts.QUERY_STATUS, result_type=Status, rpc_timeout=_ANSWER)
+            status: Status = await handle.query(contracts.QUERY_STATUS, result_type=Status, rpc_timeout=ANSWER)
         except RPCError as error:
             if error.status == RPCStatusCode.NOT_FOUND:
                 return Status(session_id=session_id, phase="idle")
@@ -285,7 +264,7 @@ class Runs:
     async def ping(self) -> None:
         """Ask Temporal for a sign of life. Raises UnavailableError."""
         try:
-            await self._temporal.service_client.check_health(retry=False, timeout=_ANSWER)
+            await self._temporal.service_client.check_health(retry=False, timeout=ANSWER)
         except (RPCError, RuntimeError) as error:  # the second from a client that was not connected yet
             where = self._temporal.service_client.config.target_host
             reason = error.message if isinstance(error, RPCError) else "no connection"
@@ -297,67 +276,6 @@ class Runs:
 
 class _RepairedError(Exception):
     """The run was ended by a repair: another one goes on."""
-
-
-async def state_of_run(client: TemporalClient, session_id: str, run_id: str, asker: str | None = None) -> OwnerRun:
-    """Ask Temporal how the run that owns a session is doing. `asker` is the run that wants to know, if one does."""
-    return (await facts_of_run(client, session_id, run_id, asker)).state
-
-
-async def facts_of_run(
-    client: TemporalClient, session_id: str, run_id: str | None, asker: str | None = None
-) -> RunFacts:
-    """Ask Temporal about a run, or about the session's newest one.
-
-    Of a run that continued as new the answer is that of the run in which it goes on, or `closed` for that run itself.
-    """
-    try:
-        described = await client.get_workflow_handle(session_id, run_id=run_id).describe(rpc_timeout=_ANSWER)
-        raw, status = described.raw_description, described.status
-        state: OwnerRun = "closed"
-        if raw.workflow_extended_info.reset_run_id:
-            state = "reset"
-        elif status == WorkflowExecutionStatus.RUNNING:
-            state = "open"
-        elif status == WorkflowExecutionStatus.CANCELED:
-            state = "cancelled"
-        elif status == WorkflowExecutionStatus.CONTINUED_AS_NEW and run_id is not None:
-            # What it did goes on in the next run, which has not claimed the session yet.
-            following = await _next_run(client.get_workflow_handle(session_id, run_id=run_id))
-            if following not in ("", asker):
-                return await facts_of_run(client, session_id, following, asker)
-        elif status == WorkflowExecutionStatus.TERMINATED:
-            state = await _how_terminated(client.get_workflow_handle(session_id, run_id=described.run_id))
-    except RPCError as error:
-        # An id that cannot be one of Temporal's is that of no run.
-        unknown = error.status in (RPCStatusCode.NOT_FOUND, RPCStatusCode.INVALID_ARGUMENT)
-        return RunFacts("not-found" if unknown else "unreachable")
-    return RunFacts(state, described.run_id, raw.pending_workflow_task.attempt, described.task_queue)
-
-
-async def _how_terminated(handle: WorkflowHandle[Any, Any]) -> OwnerRun:
-    """Say why a run was terminated: by a repair, by the reset of an earlier run, or by a user. Its last event tells."""
-    event = await _last_event(handle)
-    if event is None:
-        return "terminated"
-    said = event.workflow_execution_terminated_event_attributes
-    if said.identity == _RESETTER:
-        return "reset"
-    return "closed" if said.reason == REPAIR else "terminated"
-
-
-async def _next_run(handle: WorkflowHandle[Any, Any]) -> str:
-    """Give the id of the run as which a run has continued."""
-    event = await _last_event(handle)
-    followed = event.workflow_execution_continued_as_new_event_attributes if event is not None else None
-    return followed.new_execution_run_id if followed is not None else ""
-
-
-async def _last_event(handle: WorkflowHandle[Any, Any]) -> HistoryEvent | None:
-    last = WorkflowHistoryEventFilterType.CLOSE_EVENT
-    async for event in handle.fetch_history_events(event_filter_type=last, rpc_timeout=_ANSWER):
-        return event
-    return None
 
 
 async def _through_outages(call: Callable[[], Awaitable[Result]]) -> Result:

@@ -86,6 +86,27 @@ async def test_a_tool_of_a_worker_that_is_cut_off_is_dead_and_is_not_started_aga
         await stage.verify()
 
 
+@pytest.mark.skipif(not EVERY, reason="runs with FAULTS=all")
+async def test_a_worker_that_stays_cut_off_from_postgresql_hands_its_turn_over_when_it_is_stopped(
+    database_url: str, temporal_client: Client, task_queue: str, tmp_path: Path
+) -> None:
+    held = Gate()
+    replies: list[list[Action]] = [[Say("w1.1 w1.2 "), Pause(held), Say("w1.3 ")], [Say("w2.1 w2.2")]]
+    async with open_stage(database_url, temporal_client, task_queue, tmp_path, replies=replies) as stage:
+        alone, cables = await stage.wired()
+        handle = await stage.start("Say so.")
+        await held.reached()
+        cables["postgresql"].cut()
+        await stage.healthy()
+        alone.signal(signal.SIGTERM)
+        result: Any = await handle.result()
+        held.release()
+
+        assert await alone.ended() == 0
+        assert result["outcome"] == "done"
+        await stage.verify()
+
+
 def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)

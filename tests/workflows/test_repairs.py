@@ -22,7 +22,8 @@ from fencepost.domain.tools import ToolOutput
 from fencepost.providers.script import CallTool, Fail, Gate, Hang, Say
 from fencepost.recoveries import Scan
 from fencepost.repairs import Findings, Inspection, Trouble
-from fencepost.runs import REPAIR, Runs, state_of_run
+from fencepost.run_states import REPAIR, state_of_run
+from fencepost.runs import Runs
 from fencepost.store import tables
 from fencepost.tools.registry import ToolContext
 from tests.end_to_end.test_worker_loss import kept, stage, texts
