@@ -253,7 +253,7 @@ class Client:
             )
         except ValidationError as error:
             raise misunderstood("prompt", error) from None
-        at_once = session is None and (not resume or await self._is_at_work(session_id))
+        at_once = session is None and (not resume or await self._needs_no_run(session_id, id))
         if is_large(given, self.settings.limits.prompt_bytes) or at_once:
             return await self._admit_here(session_id, given, session)
         start = StartInput(session=session).to_wire()
@@ -322,11 +322,14 @@ class Client:
         """Ask a service for a sign of life. Raises UnavailableError."""
         await (self._database.ping() if service == "PostgreSQL" else self._runs.ping())
 
-    async def _is_at_work(self, session_id: str) -> bool:
-        """Say whether an open run will look into the inbox by itself, since the session is claimed. Not after an
-        interrupt: what follows it has to come behind it on the same way, or would be stopped with the rest."""
+    async def _needs_no_run(self, session_id: str, input_id: str | None) -> bool:
+        """Say whether an open run will look into the inbox by itself, since the session is claimed, or the input is
+        answered: a run for it would do nothing, and its end would hide how the turn ended. Not after an interrupt:
+        what follows it has to come behind it on the same way, or would be stopped with the rest."""
         if session_id in self._stopped:
             return False
+        if input_id is not None and await self._read(lambda conn: inbox.is_answered(conn, session_id, input_id)):
+            return True
         owner = await self._read(lambda conn: owner_of(conn, session_id))
         return owner is not None and not owner.expired and await self._runs.open_queue(session_id) is not None
 
@@ -342,7 +345,7 @@ class Client:
             session_id,
             lambda conn: inbox.admit(conn, session_id, message_id, given.prompt(), given.delivery, resume=given.resume),
         )
-        if given.resume and not admission.claimed:
+        if given.resume and not admission.claimed and not await self._needs_no_run(session_id, message_id):
             await self._runs.wake(session_id, self.settings.task_queue)
         return admission.receipt
 

@@ -147,6 +147,14 @@ async def has_pending(conn: AsyncConnection, session_id: str, *, waking_only: bo
     return bool(found.pending)
 
 
+async def is_answered(conn: AsyncConnection, session_id: str, input_id: str) -> bool:
+    """Say whether the input was promoted and the session has nothing left to run: a run would find nothing to do."""
+    receipt = await find(conn, input_id)
+    if receipt is None or receipt.session_id != session_id or receipt.promoted_seq is None:
+        return False
+    return await owner_of(conn, session_id) is None and not await has_pending(conn, session_id)
+
+
 async def promote(conn: AsyncConnection, head: Head, *, queued: bool) -> list[Entry]:
     """Give the promotion events of what may be seen now: the steers that wait, else one queued input if wanted.
 

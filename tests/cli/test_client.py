@@ -79,11 +79,14 @@ async def test_each_creation_without_an_id_is_a_session_of_its_own(opened: Opene
 
 
 async def test_a_prompt_is_followed_to_its_result(opened: Opened) -> None:
-    """Create, prompt, events with every piece of text once, result, messages."""
-    async with opened([[Say("Hello there, sailor.")]]) as (_, client):
+    """Create, prompt, the same again while it is answered, events with every piece of text once, result, messages."""
+    gate = Gate()
+    async with opened([[Say("Hello there, "), Pause(gate), Say("sailor.")]]) as (_, client):
         session = await client.create(opened.new)
         receipt = await client.prompt(session.id, "Say hello", id="msg_one")
+        await gate.reached()
         again = await client.prompt(session.id, "Say hello", id="msg_one")
+        gate.release()
         result = await client.result(session.id)
         head = await client.head(session.id)
         text = ""

@@ -113,6 +113,25 @@ async def test_a_repeated_prompt_wakes_a_session_whose_wake_was_lost(opened: Ope
     assert [message.type for message in messages] == ["user", "assistant"]
 
 
+async def test_a_repeat_of_an_answered_prompt_starts_no_run(opened: Opened) -> None:
+    """It would find nothing, and hide how the turn ended. What still waits is run: the repeat is that next call."""
+    async with opened([[Say("one")], [Say("two")]]) as (_, client):
+        session = await client.create(opened.new)
+        first = await client.prompt(session.id, "hello", id="msg_one")
+        ended = await client.result(session.id)
+
+        again = await client.prompt(session.id, "hello", id="msg_one")
+        with pytest.raises(PromptConflictError):
+            await client.prompt(session.id, "something else", id="msg_one")
+        assert await client.result(session.id) == ended
+        await client.prompt(session.id, "later", resume=False)
+        await client.prompt(session.id, "hello", id="msg_one")
+        await client.result(session.id)
+        messages = await client.messages(session.id)
+    assert (ended.outcome, again.admitted_seq) == ("done", first.admitted_seq)
+    assert [message.type for message in messages] == ["user", "assistant"] * 2
+
+
 async def test_steering_and_queueing_have_doors_of_their_own(opened: Opened) -> None:
     """A steer joins the running turn, a queued input waits for its end."""
     gate = Gate()
@@ -145,7 +164,7 @@ async def test_large_prompts_are_refused_and_large_attachments_are_not(opened: O
                 session.id, "look", id="msg_1", files=[image], agents=[AgentAttachment(name="x")]
             )
             assert (receipt.promoted_seq is not None) == again
-            assert (await client.result(session.id)).outcome == ("idle" if again else "done")
+            assert (await client.result(session.id)).outcome == "done"
         with pytest.raises(PromptConflictError):
             await client.prompt(session.id, "look again", id="msg_1", files=[image])
         with pytest.raises(NotFoundError):
