@@ -52,7 +52,8 @@ def claim(
     db = db._replace(row=None)
     ledger = Ledger(token.execution, token.owner, continuations=had, exhausted=exhausted)
     if not force and not db.pending():
-        return db.with_ledger(ledger._replace(stage="released", ended="not-held")), False, exhausted
+        nothing = ledger._replace(stage="released", ended="not-held", continuations=0)  # it belongs to no turn
+        return db.with_ledger(nothing), False, exhausted
     if "wake_until_promoted" in off:
         db = db._replace(inputs=tuple(one._replace(wake=False) for one in db.inputs))
     db = db._replace(row=Row(token.execution, token.owner), claims=db.claims + 1).with_ledger(ledger)

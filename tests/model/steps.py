@@ -36,7 +36,7 @@ def prepare(db: Db, token: Token, step: int, *, queued: bool, off: Off = ALL_ON)
     if db.newest == "tools":
         made = any(one.status != "settled" for one in db.calls)
         db = db._replace(calls=tuple(one._replace(status="settled") for one in db.calls))
-    changes = done._replace(step=step, stage="prepared", attempt=0, failed_attempt=0, continued=False)
+    changes = done._replace(step=step, stage="prepared", attempt=0, failed_attempt=0, continued=False, exhausted=False)
     going_on = [name for name, phase in db.recovery if phase == "pending"][:1]
     if going_on:
         db, changes = _go_on(db, token, going_on[0], changes)

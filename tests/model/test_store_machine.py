@@ -387,3 +387,16 @@ def test_the_store_does_what_the_model_does(opened: StoreKit) -> None:
         database=None,
     )
     run_state_machine_as_test(SessionMachine, settings=chosen)
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_continuation_that_is_cut_off_too(opened: StoreKit, force: bool) -> None:
+    """Random histories that once showed a difference: the turn is given up, and claimed again or not."""
+    history = SessionMachine()
+    history.begin(ahead=3)
+    history.claim(answer="open", execution=2, force=False, reason="lost")
+    history.go_on()
+    history.claim(answer="open", execution=3, force=force, reason="lost")
+    assert (history.session.db.row is not None) == force
+    assert [one.exhausted for one in history.session.db.ledgers] == [False, False, True]
+    history.go_on()
